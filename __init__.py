@@ -1,0 +1,34 @@
+"""Tilescout: finds, keeps and hands out the fastest correct kernel config for a GPU.
+
+Public names are resolved on first use, so that importing the package loads nothing else.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "LookupResult": "tilescout.tuner.dispatch",
+    "PagedDecodeProblem": "tilescout.kernels.paged_decode",
+    "TilescoutError": "tilescout.errors",
+    "lookup": "tilescout.tuner.dispatch",
+    "ops": "tilescout.ops",
+    "tune": "tilescout.tuner.tune",
+}
+
+__all__ = ["__version__", *_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(_PUBLIC[name])
+    # ``ops`` is itself a module; the other names are attributes of theirs.
+    return module if module.__name__.rpartition(".")[2] == name == "ops" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Data only: TOML files, read by ``tuner.catalog``."""

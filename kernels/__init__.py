@@ -1,0 +1,1 @@
+"""Parametric kernels, one folder an operation; see ``base`` for the contracts."""

@@ -1,0 +1,296 @@
+"""The words of every operation: problem, config, template, operation.
+
+Owns the contracts that ``kernels/<op>`` fulfils and that search, measurement, store and dispatch
+rely on. Holds no list of values and knows no particular operation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import types
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, Protocol, Self
+
+from ..errors import UnknownNameError, UsageError
+from .device import DeviceSpec
+
+__all__ = [
+    "Backend",
+    "Comparison",
+    "CompiledBinary",
+    "Config",
+    "KernelSpec",
+    "KernelTemplate",
+    "LaunchEstimate",
+    "Launcher",
+    "Operation",
+    "ParameterValue",
+    "Problem",
+    "canonical_json",
+]
+
+type_hints = typing.get_type_hints
+ParameterValue = bool | int | str
+Backend = Literal["triton", "tilelang"]
+
+
+def canonical_json(value: object) -> str:
+    """The one text form of a JSON value: sorted keys, no spaces; the input of every hash."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class Config:
+    """A value for every active parameter of one template; hashable, ordered by name."""
+
+    template: str
+    values: tuple[tuple[str, ParameterValue], ...]
+
+    @classmethod
+    def of(cls, template: str, values: Mapping[str, ParameterValue]) -> Self:
+        """The config of ``template`` with these parameter values, in canonical order."""
+        return cls(template, tuple(sorted(values.items())))
+
+    def __getitem__(self, name: str) -> ParameterValue:
+        for key, value in self.values:
+            if key == name:
+                return value
+        raise KeyError(name)
+
+    def get(self, name: str, default: ParameterValue | None = None) -> ParameterValue | None:
+        """The value of ``name``, or ``default`` where the parameter is not active."""
+        return dict(self.values).get(name, default)
+
+    def as_dict(self) -> dict[str, ParameterValue]:
+        """Parameter values by name."""
+        return dict(self.values)
+
+    def replace(self, **changes: ParameterValue) -> Config:
+        """A copy with some values changed."""
+        return Config.of(self.template, {**self.as_dict(), **changes})
+
+    @property
+    def config_id(self) -> str:
+        """Twelve hex digits that name this config in logs and reports."""
+        text = canonical_json([self.template, self.as_dict()])
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.values)
+
+
+@dataclass(frozen=True)
+class Problem(ABC):
+    """An operation with its shapes, dtypes and flags.
+
+    Subclasses are frozen dataclasses whose fields are ``int``, ``str`` or ``bool`` and which check
+    them in ``__post_init__`` (raising ``UsageError``). A bucket is exact in the static fields and a
+    range in the dynamic ones.
+    """
+
+    op: ClassVar[str]
+    dynamic_fields: ClassVar[tuple[str, ...]]
+    """Positive integers in which a winner of a neighbouring problem may serve, nearest first."""
+
+    @property
+    @abstractmethod
+    def flops(self) -> int:
+        """Floating-point operations the operation must do; a multiply-add counts two."""
+
+    @property
+    @abstractmethod
+    def bytes_moved(self) -> int:
+        """Least device-memory traffic: each input read once, each output written once."""
+
+    @property
+    @abstractmethod
+    def compute_dtype(self) -> str:
+        """The operand dtype whose peak rate bounds this problem (torch's name)."""
+
+    def as_dict(self) -> dict[str, ParameterValue]:
+        """Field values by name, in declaration order."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def key(self) -> str:
+        """Canonical JSON of all fields: the identity of the problem in the database."""
+        return canonical_json(self.as_dict())
+
+    def static_key(self) -> str:
+        """Canonical JSON of the fields that must match exactly."""
+        values = self.as_dict()
+        return canonical_json({k: v for k, v in values.items() if k not in self.dynamic_fields})
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object]) -> Self:
+        """The problem with these field values; text is converted to the field's type.
+
+        Raises:
+            UnknownNameError: a key that is no field.
+            UsageError: a value of the wrong type or out of range, or a field that is missing.
+        """
+        hints = type_hints(cls)
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise UnknownNameError(f"field of a {cls.op} problem", name, known)
+        parsed = {name: _parse_field(cls.op, name, hints[name], v) for name, v in values.items()}
+        try:
+            return cls(**parsed)
+        except TypeError as error:
+            missing = [n for n in known if n not in parsed and not hasattr(cls, n)]
+            if not missing:
+                raise
+            raise UsageError(
+                f"a {cls.op} problem needs {', '.join(missing)}: got {', '.join(values) or 'none'}"
+            ) from error
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.as_dict().items())
+
+
+def _parse_field(op: str, name: str, hint: Any, value: object) -> ParameterValue:
+    if isinstance(hint, types.UnionType) or hint not in (int, str, bool):
+        raise TypeError(f"field {name!r} of {op} must be int, str or bool, not {hint!r}")
+    if hint is bool:
+        allowed: dict[object, bool] = {True: True, False: False, "true": True, "false": False}
+        if isinstance(value, bool | str) and value in allowed:
+            return allowed[value]
+        raise UsageError(f"{name}={value!r} of a {op} problem must be true or false")
+    if hint is int:
+        try:
+            if isinstance(value, bool | float):
+                raise ValueError(value)
+            return int(typing.cast(Any, value))
+        except (TypeError, ValueError):
+            raise UsageError(f"{name}={value!r} of a {op} problem must be an integer") from None
+    if not isinstance(value, str):
+        raise UsageError(f"{name}={value!r} of a {op} problem must be text")
+    return value
+
+
+@dataclass(frozen=True)
+class CompiledBinary:
+    """Device code of one kernel for one architecture, as a compiler left it."""
+
+    kernel: str
+    """Name of the kernel function in the binary."""
+    cubin: bytes
+    threads_per_block: int
+    smem_bytes: int
+    """Shared memory one block needs, static and dynamic together."""
+    tmem_columns: int
+    """Tensor-memory columns (Blackwell data-centre parts); 0 elsewhere."""
+
+
+class KernelSpec(Protocol):
+    """Everything a compiler needs to make one kernel; picklable, independent of any GPU at hand."""
+
+    @property
+    def name(self) -> str:
+        """Name of the device function."""
+
+    def compile(self, arch: int) -> CompiledBinary:
+        """Compiles for ``arch`` (90, 100, ...) through the compiler's own on-disk cache."""
+
+
+@dataclass(frozen=True)
+class LaunchEstimate:
+    """How one launch of a kernel will load the device: the cost model's view of a config."""
+
+    kernel: str
+    """``KernelSpec.name`` of the kernel that is launched."""
+    num_programs: int
+    """Blocks in the grid that do work."""
+    bytes_moved: int
+    """Device-memory traffic of the whole launch."""
+    flops: int
+    """Floating-point operations of the whole launch, tile padding included."""
+    bytes_in_flight: int
+    """Bytes one block keeps requested from memory while it streams."""
+    serial_loads: int
+    """Dependent memory round trips on the critical path of the longest block."""
+    longest_share: float = 1.0
+    """Work of the longest block over the mean block (1.0 when all are equal)."""
+
+
+class Launcher(Protocol):
+    """A compiled config, ready for the device it was built for."""
+
+    def launch(self, inputs: Any, outputs: Any) -> None:
+        """Enqueues the kernels on the current stream; never compiles, allocates or waits."""
+
+
+class KernelTemplate(ABC):
+    """A parametric kernel for an operation in one language."""
+
+    op: ClassVar[str]
+    name: ClassVar[str]
+    """Unique within the operation, e.g. ``triton``."""
+    backend: ClassVar[Backend]
+    is_repeatable: ClassVar[bool] = True
+    """Two runs on equal inputs give equal bits, for every config."""
+
+    @abstractmethod
+    def supports(self, problem: Any, device: DeviceSpec) -> str | None:
+        """None, or the reason why this template cannot serve the problem on the device."""
+
+    @abstractmethod
+    def kernel_specs(self, problem: Any, config: Config) -> tuple[KernelSpec, ...]:
+        """The kernels that the config launches, each to be compiled once."""
+
+    @abstractmethod
+    def build(self, problem: Any, config: Config, inputs: Any) -> Launcher:
+        """A launcher for inputs of these shapes and strides on their device.
+
+        Compiles through the on-disk cache and allocates the scratch memory.
+        """
+
+    @abstractmethod
+    def estimate(
+        self, problem: Any, config: Config, device: DeviceSpec
+    ) -> tuple[LaunchEstimate, ...]:
+        """One estimate a launch, in launch order."""
+
+    @abstractmethod
+    def source_hash(self) -> str:
+        """Hash of the syntax trees of the template's modules, comments and layout left out."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Outcome of comparing a template's outputs with the reference."""
+
+    reason: str | None
+    """None where the outputs are right, else what is wrong, with the figures."""
+    max_abs_error: float
+    relative_rms_error: float
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the outputs are right."""
+        return self.reason is None
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What the tuner needs to know of one operation; ``kernels/<op>`` exports it as OPERATION."""
+
+    name: str
+    problem_type: type[Problem]
+    template_names: tuple[str, ...]
+    load_template: Callable[[str], KernelTemplate]
+    make_inputs: Callable[..., Any]
+    """``(problem, *, device, seed) -> inputs`` to time: every length as the problem says."""
+    make_validation_inputs: Callable[..., Any]
+    """``(problem, *, device, seed) -> inputs`` to verify: ragged, with poison where kernels must
+    not look, of bounded size."""
+    make_outputs: Callable[..., Any]
+    """``(problem, inputs) -> outputs`` filled with NaN, so that what is not written shows."""
+    compare: Callable[..., Comparison]
+    """``(problem, inputs, outputs) -> Comparison`` against the plain-torch reference."""
+    outputs_equal: Callable[[Any, Any], bool]
+    """Whether two outputs are equal bit for bit."""

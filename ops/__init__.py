@@ -1,0 +1,1 @@
+"""Public functions with the signatures people know."""

@@ -1,0 +1,1 @@
+"""Parameters, constraints and the space of each operation; see ``space`` and ``registry``."""

@@ -1,0 +1,259 @@
+"""The set of valid configs of one template for one problem and device, and unions of such sets."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..errors import UnknownNameError, UsageError
+from ..kernels.base import Config, ParameterValue, canonical_json
+from .parameters import Parameter
+
+__all__ = ["Constraint", "JointSpace", "SearchSpace"]
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A named predicate over a complete config; ``check`` returns the reason it fails, or None."""
+
+    name: str
+    check: Callable[[Config], str | None]
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """Valid configs of one template: the product of its parameters less what constraints refuse.
+
+    A parameter must come after the parameter it hangs under.
+    """
+
+    template: str
+    parameters: tuple[Parameter, ...]
+    constraints: tuple[Constraint, ...]
+    default: Config
+    """What runs untuned; always valid, always evaluated first."""
+    seeds: tuple[Config, ...] = ()
+    """Hand-picked configs worth trying early; those that are invalid here are dropped."""
+
+    def __post_init__(self) -> None:
+        reason = self.check(self.default)
+        assert reason is None, f"default of {self.template}: {reason}"
+
+    def active_parameters(self, values: Mapping[str, ParameterValue]) -> tuple[Parameter, ...]:
+        """The parameters that exist under these values of their parents."""
+        active: list[Parameter] = []
+        names: set[str] = set()
+        for parameter in self.parameters:
+            condition = parameter.active_when
+            if condition is None or (
+                condition.parent in names and values.get(condition.parent) in condition.values
+            ):
+                active.append(parameter)
+                names.add(parameter.name)
+        return tuple(active)
+
+    def check(self, config: Config) -> str | None:
+        """None if the config is in the space, else the reason why not."""
+        if config.template != self.template:
+            return f"template is {config.template!r}, this is the space of {self.template!r}"
+        values = config.as_dict()
+        active = {p.name: p for p in self.active_parameters(values)}
+        for name in values:
+            if name not in active:
+                known = any(p.name == name for p in self.parameters)
+                return f"parameter {name!r} {'is not active here' if known else 'is unknown'}"
+        for name, parameter in active.items():
+            if name not in values:
+                return f"parameter {name!r} has no value"
+            if values[name] not in parameter.values:
+                allowed = ", ".join(map(str, parameter.values))
+                return f"{name}={values[name]!r} is not one of {allowed}"
+        for constraint in self.constraints:
+            reason = constraint.check(config)
+            if reason is not None:
+                return f"{constraint.name}: {reason}"
+        return None
+
+    def config(self, values: Mapping[str, ParameterValue]) -> Config:
+        """The config with these values.
+
+        Raises:
+            UnknownNameError: a name that is no parameter.
+            UsageError: the config is not in the space; the message has the reason.
+        """
+        for name in values:
+            if all(p.name != name for p in self.parameters):
+                raise UnknownNameError(
+                    f"parameter of {self.template}", name, [p.name for p in self.parameters]
+                )
+        config = Config.of(self.template, values)
+        reason = self.check(config)
+        if reason is not None:
+            raise UsageError(f"config {config} of {self.template} is not valid: {reason}")
+        return config
+
+    def _product(self) -> Iterator[Config]:
+        """The conditional product of all parameters, constraints not applied."""
+
+        def extend(index: int, values: dict[str, ParameterValue]) -> Iterator[Config]:
+            if index == len(self.parameters):
+                yield Config.of(self.template, values)
+                return
+            parameter = self.parameters[index]
+            condition = parameter.active_when
+            if condition is not None and values.get(condition.parent) not in condition.values:
+                yield from extend(index + 1, values)
+                return
+            for value in parameter.values:
+                yield from extend(index + 1, {**values, parameter.name: value})
+
+        yield from extend(0, {})
+
+    def product_size(self) -> int:
+        """Number of configs before constraints."""
+        return sum(1 for _ in self._product())
+
+    @cached_property
+    def _valid(self) -> tuple[Config, ...]:
+        return tuple(
+            c for c in self._product() if all(k.check(c) is None for k in self.constraints)
+        )
+
+    def __iter__(self) -> Iterator[Config]:
+        """Every valid config, in a fixed order."""
+        return iter(self._valid)
+
+    def count(self) -> int:
+        """Number of valid configs."""
+        return len(self._valid)
+
+    def refusals(self) -> dict[str, int]:
+        """How many configs of the product each constraint is the first to refuse."""
+        counts = {constraint.name: 0 for constraint in self.constraints}
+        for config in self._product():
+            for constraint in self.constraints:
+                if constraint.check(config) is not None:
+                    counts[constraint.name] += 1
+                    break
+        return counts
+
+    def sample(self, rng: random.Random) -> Config:
+        """A valid config, uniformly at random."""
+        return rng.choice(self._valid)
+
+    def valid_seeds(self) -> tuple[Config, ...]:
+        """The default, then the seeds that are valid here, without repeats."""
+        return tuple(
+            dict.fromkeys([self.default, *(s for s in self.seeds if self.check(s) is None)])
+        )
+
+    def neighbours(self, config: Config) -> tuple[Config, ...]:
+        """Valid configs that differ from ``config`` by one step in one parameter.
+
+        A step that activates a parameter tries each of its values; one that deactivates a
+        parameter drops it.
+        """
+        found: dict[Config, None] = {}
+        values = config.as_dict()
+        for parameter in self.active_parameters(values):
+            for value in parameter.neighbours(values[parameter.name]):
+                for candidate in self._completions({**values, parameter.name: value}):
+                    if candidate != config and self.check(candidate) is None:
+                        found[candidate] = None
+        return tuple(found)
+
+    def _completions(self, values: dict[str, ParameterValue]) -> Iterator[Config]:
+        """Configs that keep these values where active and fill newly active parameters."""
+
+        def extend(index: int, chosen: dict[str, ParameterValue]) -> Iterator[Config]:
+            if index == len(self.parameters):
+                yield Config.of(self.template, chosen)
+                return
+            parameter = self.parameters[index]
+            condition = parameter.active_when
+            if condition is not None and chosen.get(condition.parent) not in condition.values:
+                yield from extend(index + 1, chosen)
+                return
+            options = (values[parameter.name],) if parameter.name in values else parameter.values
+            for value in options:
+                yield from extend(index + 1, {**chosen, parameter.name: value})
+
+        yield from extend(0, {})
+
+    def fingerprint(self) -> str:
+        """Sixteen hex digits over parameters, values and constraint names; order does not count."""
+        parts = {
+            "template": self.template,
+            "parameters": sorted(
+                [
+                    p.name,
+                    sorted(map(str, p.values)),
+                    p.is_ordered,
+                    [p.active_when.parent, sorted(map(str, p.active_when.values))]
+                    if p.active_when
+                    else None,
+                ]
+                for p in self.parameters
+            ),
+            "constraints": sorted(c.name for c in self.constraints),
+        }
+        return hashlib.sha256(canonical_json(parts).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class JointSpace:
+    """The spaces of all templates that can serve a problem: the template is the first parameter."""
+
+    spaces: tuple[SearchSpace, ...]
+
+    def __post_init__(self) -> None:
+        assert self.spaces, "a joint space needs a template"
+
+    def __iter__(self) -> Iterator[Config]:
+        for space in self.spaces:
+            yield from space
+
+    def count(self) -> int:
+        """Number of valid configs over all templates."""
+        return sum(space.count() for space in self.spaces)
+
+    def of(self, template: str) -> SearchSpace:
+        """The space of that template.
+
+        Raises:
+            UnknownNameError: the template takes no part.
+        """
+        for space in self.spaces:
+            if space.template == template:
+                return space
+        raise UnknownNameError("template", template, [s.template for s in self.spaces])
+
+    def check(self, config: Config) -> str | None:
+        """None if the config is in the space of its template, else the reason why not."""
+        for space in self.spaces:
+            if space.template == config.template:
+                return space.check(config)
+        return f"template {config.template!r} takes no part in this search"
+
+    @property
+    def default(self) -> Config:
+        """What runs untuned: the default of the first template."""
+        return self.spaces[0].default
+
+    def valid_seeds(self) -> tuple[Config, ...]:
+        """Defaults of all templates first, then their seeds."""
+        defaults = [space.default for space in self.spaces]
+        rest = [seed for space in self.spaces for seed in space.valid_seeds()]
+        return tuple(dict.fromkeys(defaults + rest))
+
+    def neighbours(self, config: Config) -> tuple[Config, ...]:
+        """Neighbours inside the template of ``config``."""
+        return self.of(config.template).neighbours(config)
+
+    def fingerprint(self) -> str:
+        """Sixteen hex digits over the fingerprints of the parts."""
+        text = canonical_json(sorted(space.fingerprint() for space in self.spaces))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

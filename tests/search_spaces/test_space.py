@@ -1,0 +1,102 @@
+"""The space against brute force, and the properties that search relies on."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tilescout.errors import UnknownNameError, UsageError
+from tilescout.kernels.base import Config
+from tilescout.search_spaces.parameters import ActiveWhen, Parameter, categorical, ordered
+from tilescout.search_spaces.space import Constraint, SearchSpace
+
+
+def small_space(limit: int = 5, *, reverse: bool = False) -> SearchSpace:
+    parameters = [
+        ordered("a", 1, 2, 3),
+        categorical("mode", "x", "y", "z"),
+        ordered("b", 1, 2, 4, active_when=ActiveWhen("mode", ("y", "z"))),
+        categorical("c", True, False, active_when=ActiveWhen("mode", ("z",))),
+    ]
+    return SearchSpace(
+        template="t",
+        parameters=tuple(
+            Parameter(p.name, p.values[::-1] if reverse else p.values, p.is_ordered, p.active_when)
+            for p in parameters
+        ),
+        constraints=(
+            Constraint(
+                "sum", lambda c: f"a + b > {limit}" if c["a"] + c.get("b", 0) > limit else None
+            ),
+        ),
+        default=Config.of("t", {"a": 1, "mode": "x"}),
+        seeds=(
+            Config.of("t", {"a": 3, "mode": "y", "b": 4}),
+            Config.of("t", {"a": 2, "mode": "z", "b": 2, "c": True}),
+        ),
+    )
+
+
+def brute_force(limit: int) -> set[Config]:
+    found = set()
+    for a, mode, b, c in itertools.product((1, 2, 3), "xyz", (None, 1, 2, 4), (None, True, False)):
+        if (b is None) != (mode == "x") or (c is None) != (mode != "z"):
+            continue
+        if a + (b or 0) > limit:
+            continue
+        values = {"a": a, "mode": mode, "b": b, "c": c}
+        found.add(Config.of("t", {k: v for k, v in values.items() if v is not None}))
+    return found
+
+
+@pytest.mark.parametrize("limit", [2, 5, 100])
+def test_enumeration_equals_brute_force(limit: int) -> None:
+    space = small_space(limit)
+    assert len(list(space)) == space.count() == len(brute_force(limit))
+    assert set(space) == brute_force(limit)
+
+
+def test_every_enumerated_config_passes_check_and_refusals_add_up() -> None:
+    space = small_space()
+    assert all(space.check(config) is None for config in space)
+    assert space.count() + sum(space.refusals().values()) == space.product_size() == 30
+
+
+@given(st.integers(0, 10_000))
+def test_samples_and_neighbours_stay_inside(seed: int) -> None:
+    space = small_space()
+    config = space.sample(random.Random(seed))
+    assert space.check(config) is None
+    for neighbour in space.neighbours(config):
+        assert space.check(neighbour) is None
+        assert neighbour != config
+        assert config in space.neighbours(neighbour)
+
+
+def test_check_names_what_is_wrong() -> None:
+    space = small_space()
+    assert "unknown" in space.check(Config.of("t", {"a": 1, "mode": "x", "q": 1}))
+    assert "not active" in space.check(Config.of("t", {"a": 1, "mode": "x", "b": 1}))
+    assert "no value" in space.check(Config.of("t", {"a": 1, "mode": "y"}))
+    assert "not one of 1, 2, 3" in space.check(Config.of("t", {"a": 7, "mode": "x"}))
+    assert "sum: a + b > 5" in space.check(Config.of("t", {"a": 3, "mode": "y", "b": 4}))
+    with pytest.raises(UnknownNameError, match="'q'"):
+        space.config({"a": 1, "mode": "x", "q": 1})
+    with pytest.raises(UsageError, match="a \\+ b > 5"):
+        space.config({"a": 3, "mode": "y", "b": 4})
+
+
+def test_seeds_start_with_the_default_and_drop_what_is_invalid() -> None:
+    seeds = small_space().valid_seeds()
+    assert [str(s) for s in seeds] == ["a=1 mode=x", "a=2 b=2 c=True mode=z"]
+
+
+def test_fingerprint_ignores_order_and_sees_values() -> None:
+    assert small_space().fingerprint() == small_space(reverse=True).fingerprint()
+    changed = SearchSpace(
+        "t", (ordered("a", 1, 2), categorical("mode", "x")), (), small_space().default
+    )
+    assert changed.fingerprint() != small_space().fingerprint()

@@ -1,0 +1,1 @@
+"""Search, measurement, store, dispatch and reports over the contracts of ``kernels``."""

@@ -1,0 +1,1 @@
+"""Interchangeable evaluators behind one interface: see ``base``."""

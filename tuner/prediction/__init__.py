@@ -1,0 +1,1 @@
+"""Static prediction: binary facts and the roofline-and-occupancy cost model."""

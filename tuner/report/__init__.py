@@ -1,0 +1,1 @@
+"""Comparative reports: rows, CSV and one self-contained HTML page."""

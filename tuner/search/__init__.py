@@ -1,0 +1,1 @@
+"""The search over a space; the only folder that imports Optuna."""

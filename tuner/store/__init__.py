@@ -1,0 +1,1 @@
+"""Trials and winners in a database; the only folder that imports SQLAlchemy and Alembic."""
