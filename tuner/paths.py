@@ -1,0 +1,42 @@
+"""Where the databases live: the user's own and the one shipped with the package.
+
+Leaf module of the standard library and platformdirs, so that dispatch can use it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from platformdirs import user_data_path
+
+from ..errors import UsageError
+
+__all__ = ["DATABASE_VARIABLE", "shipped_database_path", "user_database_path"]
+
+DATABASE_VARIABLE = "TILESCOUT_DB"
+"""Environment variable that names the user's database file."""
+
+
+def user_database_path() -> Path:
+    """The user's database: ``$TILESCOUT_DB``, else a file in the user's data folder.
+
+    The file need not exist.
+
+    Raises:
+        UsageError: the variable holds a database URL, which only ``--db`` takes.
+    """
+    chosen = os.environ.get(DATABASE_VARIABLE, "").strip()
+    if not chosen:
+        return user_data_path("tilescout", appauthor=False) / "results.db"
+    if "://" in chosen:
+        raise UsageError(
+            f"{DATABASE_VARIABLE}={chosen!r} must be the path of a SQLite file: dispatch reads no "
+            "server; pass the URL to --db instead"
+        )
+    return Path(chosen).expanduser()
+
+
+def shipped_database_path() -> Path:
+    """The database that came with the package; the file need not exist."""
+    return Path(__file__).resolve().parents[1] / "results.db"
