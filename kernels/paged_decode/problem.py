@@ -1,0 +1,73 @@
+"""The paged-decode problem: one query token a request against a paged KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ...errors import UsageError
+from ..base import Problem
+
+__all__ = ["DTYPE_BYTES", "PagedDecodeProblem"]
+
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class PagedDecodeProblem(Problem):
+    """``batch`` requests of ``kv_len`` tokens each; layout NHD, CSR page tables.
+
+    q ``[batch, num_qo_heads, head_dim]``, KV cache
+    ``[num_pages, 2, page_size, num_kv_heads, head_dim]``.
+    """
+
+    op: ClassVar[str] = "paged_decode"
+    dynamic_fields: ClassVar[tuple[str, ...]] = ("kv_len", "batch")
+
+    batch: int
+    """Requests."""
+    kv_len: int
+    """Tokens in the cache of each request."""
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    """Tokens of one page."""
+    dtype: str
+    """Of q, the KV cache and the output: ``bfloat16`` or ``float16``."""
+
+    def __post_init__(self) -> None:
+        for name in self.as_dict():
+            value = getattr(self, name)
+            if isinstance(value, int) and value < 1:
+                raise UsageError(f"{name}={value!r} of a paged_decode problem must be at least 1")
+        if self.dtype not in DTYPE_BYTES:
+            allowed = ", ".join(DTYPE_BYTES)
+            raise UsageError(f"dtype={self.dtype!r} of a paged_decode problem: one of {allowed}")
+        if self.num_qo_heads % self.num_kv_heads:
+            raise UsageError(
+                f"num_qo_heads={self.num_qo_heads} of a paged_decode problem must be a multiple of "
+                f"num_kv_heads={self.num_kv_heads}"
+            )
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one KV head."""
+        return self.num_qo_heads // self.num_kv_heads
+
+    @property
+    def flops(self) -> int:
+        """Q k^T and p v: 4 x tokens x query heads x head_dim."""
+        return 4 * self.batch * self.kv_len * self.num_qo_heads * self.head_dim
+
+    @property
+    def bytes_moved(self) -> int:
+        """K, V, q and the output; page table and partial results are not counted."""
+        kv = 2 * self.batch * self.kv_len * self.num_kv_heads * self.head_dim
+        q_and_out = 2 * self.batch * self.num_qo_heads * self.head_dim
+        return (kv + q_and_out) * DTYPE_BYTES[self.dtype]
+
+    @property
+    def compute_dtype(self) -> str:
+        """Dtype of the matrix products."""
+        return self.dtype

@@ -1,0 +1,117 @@
+"""The search space of paged decode: one function a template.
+
+Sources of the seeds: what serving frameworks hard-code (docs/paged_decode.md lists them).
+"""
+
+from __future__ import annotations
+
+from ..kernels.base import Config
+from ..kernels.device import DeviceSpec
+from ..kernels.paged_decode import PagedDecodeProblem
+from ..kernels.paged_decode.problem import DTYPE_BYTES
+from .constraints import fits_shared_memory
+from .parameters import ActiveWhen, categorical, ordered, powers_of_two
+from .space import Constraint, SearchSpace
+
+__all__ = ["SPACES", "triton_space"]
+
+_IS_SPLIT = ActiveWhen("split_rule", ("count", "size"))
+MIN_DOT_ROWS = 16
+"""Rows of the smallest tensor-core tile; swapped tiles have 8 columns."""
+
+
+def triton_space(problem: PagedDecodeProblem, device: DeviceSpec) -> SearchSpace:
+    """The space of the Triton template."""
+    max_heads = 1 << (problem.group_size - 1).bit_length()
+    return SearchSpace(
+        template="triton",
+        parameters=(
+            powers_of_two("block_n", 16, 256),
+            powers_of_two("block_h", max(1, max_heads // 4), max_heads),
+            ordered("num_warps", 1, 2, 4, 8),
+            ordered("num_stages", 1, 2, 3, 4, 5, 6),
+            categorical("prefetch_pages", True, False),
+            categorical("swap_ab", True, False),
+            categorical("kv_eviction", "evict_normal", "evict_first"),
+            categorical("split_rule", "none", "count", "size"),
+            ordered(
+                "num_splits",
+                *(2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64),
+                active_when=ActiveWhen("split_rule", ("count",)),
+            ),
+            powers_of_two(
+                "split_tokens", 128, 8192, active_when=ActiveWhen("split_rule", ("size",))
+            ),
+            categorical("merge", "kernel", "last_block", active_when=_IS_SPLIT),
+        ),
+        constraints=(
+            Constraint("shared memory", lambda c: _tiles_fit(problem, device, c)),
+            Constraint("tile within registers", lambda c: _accumulators_fit(problem, c)),
+            Constraint("splits worth a tile", lambda c: _splits_have_work(problem, c)),
+        ),
+        default=_default(),
+        seeds=_seeds(problem),
+    )
+
+
+def _tiles_fit(problem: PagedDecodeProblem, device: DeviceSpec, config: Config) -> str | None:
+    """K and V tiles of every stage in flight, less the one being computed."""
+    block_n, stages = int(config["block_n"]), int(config["num_stages"])
+    tile_bytes = 2 * block_n * problem.head_dim * DTYPE_BYTES[problem.dtype]
+    return fits_shared_memory(tile_bytes * max(1, stages - 1), device)
+
+
+def _accumulators_fit(problem: PagedDecodeProblem, config: Config) -> str | None:
+    """Pointers and scores of a tile over the threads of a block: more than 255 registers spill."""
+    threads = 32 * int(config["num_warps"])
+    block_n = int(config["block_n"])
+    # A 16-byte load needs a 64-bit pointer (2 registers) for every 8 elements, for K and V.
+    pointers = 2 * 2 * block_n * problem.head_dim // 8 // threads
+    rows = max(int(config["block_h"]), 8 if config["swap_ab"] else MIN_DOT_ROWS)
+    accumulator = rows * problem.head_dim // threads
+    scores = rows * block_n // threads
+    needed = pointers + accumulator + 2 * scores
+    if needed > 224:
+        return f"about {needed} registers a thread for pointers and accumulators, above 224"
+    return None
+
+
+def _splits_have_work(problem: PagedDecodeProblem, config: Config) -> str | None:
+    """Every run of a request should hold at least one tile."""
+    block_n = int(config["block_n"])
+    if config["split_rule"] == "count":
+        if int(config["num_splits"]) * block_n > max(problem.kv_len, 2 * block_n):
+            return f"{config['num_splits']} splits of {block_n} exceed kv_len={problem.kv_len}"
+    elif config["split_rule"] == "size":
+        split_tokens = int(config["split_tokens"])
+        if split_tokens % block_n:
+            return f"split_tokens={split_tokens} is not a multiple of block_n={block_n}"
+        if split_tokens >= 2 * problem.kv_len:
+            return f"split_tokens={split_tokens} never splits kv_len={problem.kv_len}"
+    return None
+
+
+def _default() -> Config:
+    """What a hand-written kernel would ship untuned: 16 splits, tiles of 32, Triton's defaults."""
+    return Config.of(
+        "triton",
+        {
+            "block_n": 32,
+            "block_h": 4,
+            "num_warps": 4,
+            "num_stages": 3,
+            "prefetch_pages": False,
+            "swap_ab": False,
+            "kv_eviction": "evict_normal",
+            "split_rule": "count",
+            "num_splits": 16,
+            "merge": "kernel",
+        },
+    )
+
+
+def _seeds(problem: PagedDecodeProblem) -> tuple[Config, ...]:
+    return ()
+
+
+SPACES = {"triton": triton_space}
