@@ -14,6 +14,7 @@ from ..kernels.base import Config, Problem, canonical_json
 from ..kernels.device import DeviceSpec
 
 __all__ = [
+    "SCHEMA_VERSION",
     "BinaryFacts",
     "Evaluation",
     "MeasurementPolicy",
@@ -23,6 +24,9 @@ __all__ = [
     "Toolchain",
     "TrialStatus",
 ]
+
+SCHEMA_VERSION = 1
+"""Number of the database schema this version writes; ``PRAGMA user_version`` of the file."""
 
 
 class TrialStatus(StrEnum):
@@ -100,6 +104,10 @@ class BinaryFacts:
     """SASS name of the matrix instruction (``HMMA.16816.F32.BF16``, ``HGMMA...``), or ``none``."""
     instruction_mix: Mapping[str, int] = field(default_factory=dict, hash=False)
     """Instruction count by class: ``mma load_global load_shared store async_copy ...``."""
+    loop_instructions: int = 0
+    """Instructions in one pass of the loop that streams global memory; 0 without such a loop."""
+    loop_load_bytes: int = 0
+    """Bytes one thread asks of global memory in one pass; 0 where the code does not say (TMA)."""
 
 
 @dataclass(frozen=True)
