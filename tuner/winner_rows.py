@@ -1,0 +1,278 @@
+"""Winners as look-ups need them: read from a database file with sqlite3, each row checked alone.
+
+Reads the view ``dispatch_winners``, which the store's migrations own. A row that cannot serve is
+set aside with its reason and never hides its neighbours; a file that cannot be read is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Literal
+from urllib.parse import quote
+
+from ..errors import StoreError, UsageError
+from ..kernels.base import Config, ParameterValue, Problem
+from ..kernels.registry import operation, operation_names, template
+from .records import SCHEMA_VERSION, Provenance, Toolchain
+
+__all__ = ["DatabaseRead", "DatabaseSource", "SkippedRow", "Winner", "check_rows", "read_database"]
+
+Role = Literal["shipped", "user", "explicit"]
+Row = Mapping[str, object]
+
+VIEW = "dispatch_winners"
+LOCK_TIMEOUT_S = 2.0
+"""How long a first look-up waits for a writer that holds the whole file."""
+
+
+@dataclass(frozen=True)
+class DatabaseSource:
+    """A database file and why it is read."""
+
+    path: Path
+    role: Role
+    """``shipped`` and ``user`` files may be absent, an ``explicit`` one must exist."""
+
+
+@dataclass(frozen=True)
+class DatabaseRead:
+    """One database file and the rows of its view."""
+
+    source: DatabaseSource
+    is_present: bool
+    rows: tuple[Row, ...] = ()
+
+
+@dataclass(frozen=True)
+class SkippedRow:
+    """A winner that cannot be handed out by this version of the code."""
+
+    database: Path
+    trial_id: object
+    """As it stands in the row; normally an integer."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Winner:
+    """A checked row: the best verified or predicted config of one problem on one SKU."""
+
+    database: Path
+    rank: int
+    """Position of the database in the reading order; a later one overlays an earlier one."""
+    trial_id: int
+    problem: Problem
+    sku: str
+    compute_capability: str
+    num_sms: int
+    memory_bytes: int
+    policy: str
+    """Measurement policy, e.g. ``cuda_graph/cold_l2``."""
+    config: Config
+    provenance: Provenance
+    time_us: float
+    toolchain: Toolchain
+    decided_at: str
+    """ISO date and time."""
+
+
+class _RefusedRow(Exception):  # noqa: N818 - a short fact for check_rows, never seen outside
+    pass
+
+
+def read_database(source: DatabaseSource) -> DatabaseRead:
+    """All rows of the view, unchecked; a missing shipped or user file is simply absent.
+
+    Raises:
+        StoreError: an explicit file is missing; a file is corrupt, locked or of another schema.
+    """
+    path = source.path
+    if not path.exists() and source.role != "explicit":
+        return DatabaseRead(source, is_present=False)
+    if not path.is_file():
+        raise StoreError(f"no database file at {str(path)!r}: check the path, or tune with --db")
+    try:
+        with closing(_connect(source)) as connection:
+            _require_schema(connection, path)
+            cursor = connection.execute(f"SELECT * FROM {VIEW}")
+            names = [column[0] for column in cursor.description]
+            rows = tuple(dict(zip(names, row, strict=True)) for row in cursor)
+    except sqlite3.Error as error:
+        raise _unreadable(path, error) from error
+    return DatabaseRead(source, is_present=True, rows=rows)
+
+
+def _connect(source: DatabaseSource) -> sqlite3.Connection:
+    path = source.path.resolve()
+    log = path.with_name(path.name + "-wal")
+    has_log = log.exists() and log.stat().st_size > 0
+    # Without ``immutable`` SQLite wants to create lock files beside the database. With it, a
+    # write-ahead log is ignored, so a file that is being written is opened the ordinary way.
+    is_frozen = source.role == "shipped" or not os.access(path.parent, os.W_OK)
+    options = "mode=ro&immutable=1" if is_frozen and not has_log else "mode=ro"
+    connection = sqlite3.connect(
+        f"file:{quote(str(path))}?{options}", uri=True, timeout=LOCK_TIMEOUT_S
+    )
+    # One badly encoded text must not stop the reading of its neighbours.
+    connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    return connection
+
+
+def _require_schema(connection: sqlite3.Connection, path: Path) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"database {str(path)!r} has schema {version}, this Tilescout reads up to "
+            f"{SCHEMA_VERSION}: upgrade Tilescout, or take its winners over with `tilescout "
+            "export` and `tilescout import` from the version that wrote it"
+        )
+    is_there = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (VIEW,)).fetchone()
+    if version < 1 or is_there is None:
+        raise StoreError(
+            f"{str(path)!r} is not a Tilescout database (schema {version}, no view {VIEW!r}): "
+            "check the path, or move the file away and tune again"
+        )
+
+
+def _unreadable(path: Path, error: sqlite3.Error) -> StoreError:
+    name = str(path)
+    if "locked" in str(error) or "busy" in str(error):
+        return StoreError(
+            f"database {name!r} is locked by another process for longer than "
+            f"{LOCK_TIMEOUT_S:g} s: wait until that process ends, or end it, and try again"
+        )
+    if "unable to open" in str(error) or "readonly" in str(error):
+        return StoreError(
+            f"database {name!r} cannot be opened ({error}): check the permissions of the file "
+            "and its folder"
+        )
+    return StoreError(
+        f"database {name!r} is damaged ({error}): restore it from a copy or from the JSON that "
+        "`tilescout export` wrote, or move it away"
+    )
+
+
+def check_rows(
+    reads: Sequence[DatabaseRead], op: str
+) -> tuple[tuple[Winner, ...], tuple[SkippedRow, ...]]:
+    """The winners of one operation that can serve, and its rows that cannot."""
+    winners: list[Winner] = []
+    skipped: list[SkippedRow] = []
+    for rank, read in enumerate(reads):
+        for row in read.rows:
+            if row.get("op") != op:
+                continue
+            try:
+                winners.append(_winner(row, read.source.path, rank))
+            except _RefusedRow as refusal:
+                reason = f"{refusal}"
+                skipped.append(SkippedRow(read.source.path, row.get("trial_id"), reason))
+    return tuple(winners), tuple(skipped)
+
+
+def _winner(row: Row, database: Path, rank: int) -> Winner:
+    op = _text(row, "op")
+    if op not in operation_names():
+        raise _RefusedRow(f"unknown op {op!r}: known are {', '.join(operation_names())}")
+    name = _text(row, "template")
+    known = operation(op).template_names
+    if name not in known:
+        raise _RefusedRow(f"unknown template {name!r} of {op}: known are {', '.join(known)}")
+    problem = _problem(op, _json_object(row, "problem"))
+    config = _config(name, _json_object(row, "config"))
+    _require_current_source(op, name, _text(row, "template_hash"))
+    return Winner(
+        database=database,
+        rank=rank,
+        trial_id=_integer(row, "trial_id"),
+        problem=problem,
+        sku=_text(row, "sku"),
+        compute_capability=_text(row, "compute_capability"),
+        num_sms=_integer(row, "num_sms"),
+        memory_bytes=_integer(row, "memory_bytes"),
+        policy=_text(row, "policy"),
+        config=config,
+        provenance=_provenance(_text(row, "provenance")),
+        time_us=_time(row),
+        toolchain=Toolchain(**{f.name: _text(row, f.name) for f in fields(Toolchain)}),
+        decided_at=_text(row, "decided_at"),
+    )
+
+
+def _text(row: Row, name: str) -> str:
+    value = row.get(name)
+    if not isinstance(value, str):
+        raise _RefusedRow(f"{name}={value!r} is not text")
+    return value
+
+
+def _integer(row: Row, name: str) -> int:
+    value = row.get(name)
+    if not isinstance(value, int) or value < 0:
+        raise _RefusedRow(f"{name}={value!r} is not a positive integer")
+    return value
+
+
+def _time(row: Row) -> float:
+    value = row.get("time_us")
+    if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise _RefusedRow(f"time_us={value!r} is not a positive time")
+    return float(value)
+
+
+def _json_object(row: Row, name: str) -> dict[str, object]:
+    text = _text(row, name)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _RefusedRow(f"{name} is malformed JSON ({error}): {text[:60]!r}") from error
+    if not isinstance(value, dict):
+        raise _RefusedRow(f"{name} is not a JSON object: {text[:60]!r}")
+    return value
+
+
+def _problem(op: str, values: Mapping[str, object]) -> Problem:
+    try:
+        return operation(op).problem_type.from_dict(values)
+    except UsageError as error:
+        raise _RefusedRow(f"problem is not one of {op}: {error}") from error
+
+
+def _config(name: str, values: Mapping[str, object]) -> Config:
+    checked: dict[str, ParameterValue] = {}
+    for parameter, value in values.items():
+        if not isinstance(value, bool | int | str):
+            raise _RefusedRow(f"config has {parameter}={value!r}: not an integer, text or boolean")
+        checked[parameter] = value
+    return Config.of(name, checked)
+
+
+def _provenance(text: str) -> Provenance:
+    allowed = (Provenance.MEASURED, Provenance.PREDICTED)
+    if text not in allowed:
+        raise _RefusedRow(f"provenance {text!r} is not one of {', '.join(allowed)}")
+    return Provenance(text)
+
+
+@cache
+def _source_hash(op: str, name: str) -> str:
+    return template(op, name).source_hash()
+
+
+def _require_current_source(op: str, name: str, recorded: str) -> None:
+    try:
+        current = _source_hash(op, name)
+    except ImportError as error:
+        raise _RefusedRow(f"template {name!r} of {op} cannot be loaded: {error}") from error
+    if recorded != current:
+        raise _RefusedRow(
+            f"template {op}/{name} has changed since (source {recorded[:12]}, now {current[:12]})"
+        )
