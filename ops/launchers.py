@@ -1,0 +1,94 @@
+"""Keeps built launchers, one for a shape, a config and a stream, so that scratch is never shared.
+
+A launcher owns scratch memory, which two streams must not use at once; a captured CUDA graph keeps
+using the scratch of the launcher it was captured with for as long as it lives.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+import torch
+
+from ..errors import UsageError
+from ..kernels.base import Launcher
+
+__all__ = ["LauncherCache", "OwnedLauncher"]
+
+MAX_LAUNCHERS = 64
+"""Launchers kept for eager calls; beyond it the least recently used frees its scratch memory."""
+
+
+@dataclass(frozen=True)
+class OwnedLauncher:
+    """A launcher that serves one stream."""
+
+    launcher: Launcher
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while launching: two threads must not interleave the kernels of one launcher."""
+
+
+class LauncherCache:
+    """Launchers by (what they were built for, stream)."""
+
+    def __init__(self, max_launchers: int = MAX_LAUNCHERS) -> None:
+        self._max_launchers = max_launchers
+        self._lock = threading.Lock()
+        self._eager: OrderedDict[tuple[Hashable, int], OwnedLauncher] = OrderedDict()
+        self._captured: dict[tuple[Hashable, int], OwnedLauncher] = {}
+
+    def __len__(self) -> int:
+        return len(self._eager) + len(self._captured)
+
+    def get(
+        self, key: Hashable, device: torch.device, build: Callable[[], Launcher]
+    ) -> OwnedLauncher:
+        """The launcher for ``key`` on the current stream of ``device``, built if it is not there.
+
+        Nothing is built while a CUDA graph is captured: a launcher that an earlier call made
+        becomes the graph's own and is kept for good. Graphs captured on one stream share it, so
+        they must not be replayed at the same time.
+
+        Raises:
+            UsageError: a graph is being captured and no earlier call has built the launcher.
+        """
+        stream, is_capturing = _stream_of(device)
+        with self._lock:
+            if is_capturing:
+                return self._for_capture(key, stream)
+            found = self._eager.get((key, stream))
+            if found is not None:
+                self._eager.move_to_end((key, stream))
+                return found
+        owned = OwnedLauncher(build())
+        with self._lock:
+            # Another thread on this stream may have built it meanwhile.
+            owned = self._eager.setdefault((key, stream), owned)
+            while len(self._eager) > self._max_launchers:
+                self._eager.popitem(last=False)
+        return owned
+
+    def _for_capture(self, key: Hashable, stream: int) -> OwnedLauncher:
+        if (key, stream) not in self._captured:
+            source = next((k for k in self._eager if k[0] == key), None)
+            if source is None:
+                raise UsageError(
+                    "a CUDA graph is being captured and these shapes were not called before: call "
+                    "the function once with the same shapes outside the capture, so that nothing "
+                    "compiles or allocates inside it"
+                )
+            self._captured[key, stream] = self._eager.pop(source)
+        return self._captured[key, stream]
+
+
+def _stream_of(device: torch.device) -> tuple[int, bool]:
+    """(handle of the current stream, whether it is being captured); the CPU has one, 0."""
+    if device.type != "cuda":
+        return 0, False
+    return (
+        torch.cuda.current_stream(device).cuda_stream,
+        torch.cuda.is_current_stream_capturing(),
+    )

@@ -1,0 +1,251 @@
+"""Paged decode attention: checks the tensors, looks the config up, launches.
+
+Owns nothing of the kernel or the choice: ``kernels.paged_decode`` has the former, dispatch the
+latter. The checks read shapes, never values, so that no call waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import cache, lru_cache
+
+import torch
+
+from ..errors import DeviceError, UsageError
+from ..kernels.base import Launcher
+from ..kernels.device import DeviceSpec
+from ..kernels.paged_decode import PagedDecodeInputs, PagedDecodeOutputs, PagedDecodeProblem
+from ..kernels.paged_decode.problem import DTYPE_BYTES
+from ..kernels.registry import template
+from ..tuner.dispatch import LookupResult, current_snapshot
+from .launchers import LauncherCache
+
+__all__ = ["paged_decode", "resolve_paged_decode"]
+
+_launchers = LauncherCache()
+
+
+def paged_decode(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+    *,
+    sm_scale: float | None = None,
+    out: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention of one query token a request over its paged KV cache.
+
+    The config comes from a snapshot of the databases (``tilescout.lookup``). The first call of a
+    bucket (batch, cache size rounded up to a power of two, strides, stream) compiles and allocates
+    scratch memory; later ones only launch. Before a CUDA graph is captured the function must have
+    run once with the same shapes. Nothing here is differentiable.
+
+    Args:
+        q: ``[batch, num_qo_heads, head_dim]``, bf16 or fp16, last dimension contiguous.
+        kv_cache: ``[num_pages, 2, page_size, num_kv_heads, head_dim]`` (NHD; K at 0, V at 1) in q's
+            dtype, last dimension contiguous.
+        kv_indptr: int32 ``[batch + 1]``: request b owns the pages
+            ``kv_indices[kv_indptr[b]:kv_indptr[b + 1]]``.
+        kv_indices: int32, page ids in token order. May be longer than what is in use; its length
+            decides which winner serves.
+        kv_last_page_len: int32 ``[batch]``: tokens in the last page of each request.
+        sm_scale: Factor of the logits; None: ``head_dim ** -0.5``.
+        out: Where to write, like q; None: allocated.
+        return_lse: Also return the base-2 logarithm of the sum of exponentials.
+
+    Returns:
+        ``out``, or ``(out, lse)`` with lse fp32 ``[batch, num_qo_heads]``. A request without pages
+        gives 0 and -inf.
+
+    Raises:
+        UsageError: a tensor has a wrong shape, dtype, device or stride, or lies on the CPU.
+        UnsupportedError: no template serves the problem on this GPU.
+        StoreError: a database cannot be read.
+    """
+    _check_tensors(q, kv_cache, kv_indptr, kv_indices, kv_last_page_len)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    _check_out(out, q)
+    scale = _check_scale(sm_scale, q.shape[2])
+    lse = q.new_empty(q.shape[:2], dtype=torch.float32) if return_lse else None
+    if q.shape[0] > 0:
+        inputs = PagedDecodeInputs(q, kv_cache, kv_indptr, kv_indices, kv_last_page_len, scale)
+        with _on_device(q.device):
+            _launch(inputs, PagedDecodeOutputs(out, lse))
+    return out if lse is None else (out, lse)
+
+
+def resolve_paged_decode(
+    q: torch.Tensor, kv_cache: torch.Tensor, kv_indices: torch.Tensor
+) -> LookupResult:
+    """The look-up that ``paged_decode`` makes for these tensors: its config is the one that runs.
+
+    Raises:
+        UsageError: the tensors are on the CPU and Triton's interpreter is off.
+        UnsupportedError: no template serves the problem on this GPU.
+        StoreError: a database cannot be read.
+    """
+    page_size = kv_cache.shape[2]
+    problem = _problem(
+        batch=q.shape[0],
+        kv_len=_kv_bucket(kv_indices.numel() * page_size, q.shape[0]),
+        num_qo_heads=q.shape[1],
+        num_kv_heads=kv_cache.shape[3],
+        head_dim=q.shape[2],
+        page_size=page_size,
+        dtype=_dtype_name(q.dtype),
+    )
+    return current_snapshot().lookup(problem, _device_spec(q.device))
+
+
+@lru_cache(maxsize=4096)
+def _problem(**values: int | str) -> PagedDecodeProblem:
+    return PagedDecodeProblem.from_dict(values)
+
+
+def _kv_bucket(num_tokens: int, batch: int) -> int:
+    """Mean tokens a request, rounded up to a power of two: a growing cache rarely changes it."""
+    mean = max(1, -(-num_tokens // batch))
+    return 1 << (mean - 1).bit_length()
+
+
+def _launch(inputs: PagedDecodeInputs, outputs: PagedDecodeOutputs) -> None:
+    q, cache = inputs.q, inputs.kv_cache
+    result = resolve_paged_decode(q, cache, inputs.kv_indices)
+    problem = result.problem
+    assert isinstance(problem, PagedDecodeProblem)
+    key = (
+        result.config,
+        problem,
+        q.device.index,
+        *(q.stride(), cache.stride(), outputs.out.stride()),
+        # What the kernels are specialised on; a launcher that has run has them loaded.
+        all(t.data_ptr() % 16 == 0 for t in (q, cache, outputs.out)),
+        outputs.lse is not None,
+    )
+    owned = _launchers.get(key, q.device, lambda: _build(result, problem, inputs))
+    with owned.lock:
+        owned.launcher.launch(inputs, outputs)
+
+
+def _build(
+    result: LookupResult, problem: PagedDecodeProblem, inputs: PagedDecodeInputs
+) -> Launcher:
+    # Scratch is sized for the fullest page table of the bucket, so the launcher serves all of it.
+    num_pages = -(-problem.batch * problem.kv_len // problem.page_size)
+    fullest = inputs.kv_indices.new_empty(num_pages)
+    chosen = template(problem.op, result.template)
+    return chosen.build(problem, result.config, replace(inputs, kv_indices=fullest))
+
+
+def _on_device(device: torch.device) -> AbstractContextManager[object]:
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
+
+
+def _device_spec(device: torch.device) -> DeviceSpec:
+    if device.type == "cuda":
+        return _gpu_spec()
+    import triton
+
+    if device.type == "cpu" and triton.knobs.runtime.interpret:
+        return _interpreter_spec()
+    raise UsageError(
+        f"paged_decode got tensors on {str(device)!r}: it runs on an NVIDIA GPU; move them with "
+        ".cuda(), or set TRITON_INTERPRET=1 before the first import to debug on the CPU"
+    )
+
+
+@cache
+def _gpu_spec() -> DeviceSpec:
+    from ..tuner.environment import current_device
+
+    spec = current_device()
+    if spec is None:
+        raise DeviceError("torch has a CUDA device but the NVIDIA driver (NVML) shows none")
+    return spec
+
+
+@cache
+def _interpreter_spec() -> DeviceSpec:
+    """Any SKU will do: the interpreter has no limits, and look-ups need one."""
+    from ..tuner.catalog import gpu, gpu_names
+
+    return gpu(gpu_names()[0])
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _check_tensors(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+) -> None:
+    if q.dim() != 3:
+        raise _wrong("q", "shape", tuple(q.shape), "[batch, num_qo_heads, head_dim]")
+    batch, num_qo_heads, head_dim = q.shape
+    if _dtype_name(q.dtype) not in DTYPE_BYTES:
+        raise _wrong("q", "dtype", q.dtype, " or ".join(f"torch.{name}" for name in DTYPE_BYTES))
+    if kv_cache.dim() != 5 or kv_cache.shape[1] != 2 or kv_cache.shape[4] != head_dim:
+        layout = f"[num_pages, 2, page_size, num_kv_heads, {head_dim}] (NHD, head_dim as in q)"
+        raise _wrong("kv_cache", "shape", tuple(kv_cache.shape), layout)
+    num_kv_heads = kv_cache.shape[3]
+    if num_kv_heads == 0 or num_qo_heads == 0 or num_qo_heads % num_kv_heads:
+        allowed = f"a multiple of the {num_kv_heads} KV heads of kv_cache"
+        raise _wrong("q", "num_qo_heads", num_qo_heads, allowed)
+    if kv_cache.dtype != q.dtype:
+        raise _wrong("kv_cache", "dtype", kv_cache.dtype, f"that of q, {q.dtype}")
+    for name, tensor in (("q", q), ("kv_cache", kv_cache)):
+        if tensor.stride(-1) != 1:
+            raise _wrong(name, "last stride", tensor.stride(-1), "1: call .contiguous()")
+    _check_table("kv_indptr", kv_indptr, (batch + 1,), q.device)
+    _check_table("kv_indices", kv_indices, None, q.device)
+    _check_table("kv_last_page_len", kv_last_page_len, (batch,), q.device)
+    if kv_cache.device != q.device:
+        raise _wrong("kv_cache", "device", str(kv_cache.device), f"that of q, {str(q.device)!r}")
+
+
+def _check_table(
+    name: str, table: torch.Tensor, shape: Sequence[int] | None, device: torch.device
+) -> None:
+    if table.dim() != 1 or (shape is not None and tuple(table.shape) != shape):
+        allowed = "one dimension" if shape is None else f"{list(shape)}, for the batch of q"
+        raise _wrong(name, "shape", tuple(table.shape), allowed)
+    if table.dtype != torch.int32:
+        raise _wrong(name, "dtype", table.dtype, "torch.int32: call .to(torch.int32)")
+    if table.device != device:
+        raise _wrong(name, "device", str(table.device), f"that of q, {str(device)!r}")
+    if not table.is_contiguous():
+        raise _wrong(name, "stride", table.stride(), "(1,): call .contiguous()")
+
+
+def _check_out(out: torch.Tensor, q: torch.Tensor) -> None:
+    if out.shape != q.shape:
+        raise _wrong("out", "shape", tuple(out.shape), f"that of q, {tuple(q.shape)}")
+    if out.dtype != q.dtype:
+        raise _wrong("out", "dtype", out.dtype, f"that of q, {q.dtype}")
+    if out.device != q.device:
+        raise _wrong("out", "device", str(out.device), f"that of q, {str(q.device)!r}")
+    if out.stride(-1) != 1:
+        raise _wrong("out", "last stride", out.stride(-1), "1")
+
+
+def _check_scale(sm_scale: float | None, head_dim: int) -> float:
+    scale = head_dim**-0.5 if sm_scale is None else float(sm_scale)
+    if not math.isfinite(scale):
+        raise UsageError(f"sm_scale={sm_scale!r} of paged_decode must be finite: None is usual")
+    return scale
+
+
+def _wrong(name: str, what: str, value: object, allowed: str) -> UsageError:
+    return UsageError(f"{what} of {name} in paged_decode is {value!r}: must be {allowed}")
