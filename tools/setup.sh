@@ -33,7 +33,7 @@ find_python() {
     return 1
 }
 
-pip_install() { "$venv/bin/python" -m pip install --disable-pip-version-check "$@"; }
+pip_install() { "$venv/bin/python" -m pip install -q --disable-pip-version-check "$@"; }
 
 install_torch() {
     local plain="torch==$TORCH_VERSION" cpu="torch==$TORCH_VERSION+cpu"
@@ -90,6 +90,7 @@ if [[ ! -x $venv/bin/python ]]; then
     fi
 fi
 install_torch
+say "installing tilescout and its tools"
 requirement=$(triton_requirement)
 # shellcheck disable=SC2086  # an empty requirement must vanish
 pip_install -c "$root/constraints.txt" $requirement -e "$root[dev]"
