@@ -23,6 +23,7 @@ from ..kernels.registry import operation
 from .workload_file import Workload, WorkloadProblem, parse_header, parse_workload
 
 __all__ = [
+    "MEMORY_TOLERANCE",
     "Budget",
     "Workload",
     "WorkloadProblem",
