@@ -1,0 +1,308 @@
+"""The evaluator that measures on a GPU: compiles on all cores, runs in one worker process.
+
+    submit -> compile pool -> ready queue -> GPU worker -> done queue -> collect
+
+A thread hands ready configs to the GPU worker one at a time, so the GPU stays busy while the
+caller thinks, and compilation of the next configs overlaps it all.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+
+from ...kernels import registry
+from ...kernels.base import Config, Problem
+from ...kernels.device import DeviceSpec
+from .. import worker
+from ..compile_pool import COMPILE_TIMEOUT_S, CompilePool, CompileResult, default_num_workers
+from ..environment import warn_if_busy
+from ..gpu_worker import GpuWorker
+from ..measure import MeasureSettings
+from ..process_pool import JobCrashedError, JobTimeoutError
+from ..records import Evaluation, MeasurementPolicy, Provenance, TrialStatus
+from ..worker import Outcome, Task
+
+__all__ = ["RUN_TIMEOUT_S", "MeasureEvaluator"]
+
+RUN_TIMEOUT_S = 60.0
+_SETUP_TIMEOUT_S = 300.0
+_QUEUED_FOR_GPU = 2
+_MAX_REASON = 200
+
+_log = logging.getLogger(__name__)
+
+
+class MeasureEvaluator:
+    """Evaluates configs of one problem by running them; see ``evaluators.base``."""
+
+    provenance = Provenance.MEASURED
+
+    def __init__(
+        self,
+        problem: Problem,
+        device: DeviceSpec,
+        policy: MeasurementPolicy | None = None,
+        *,
+        num_compile_workers: int | None = None,
+        compile_timeout_s: float = COMPILE_TIMEOUT_S,
+        run_timeout_s: float = RUN_TIMEOUT_S,
+        setup_timeout_s: float = _SETUP_TIMEOUT_S,
+        settings: MeasureSettings | None = None,
+        torch_device: str | None = None,
+        best_us: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Starts the processes as they are needed.
+
+        Args:
+            problem: The problem to measure.
+            device: The GPU at hand.
+            policy: How kernels are launched and what the L2 holds.
+            num_compile_workers: Compiling processes; default one less than there are cores.
+            compile_timeout_s: Limit for compiling one config.
+            run_timeout_s: Limit for judging and timing one config.
+            setup_timeout_s: Limit for starting a worker and making its inputs.
+            settings: How much measuring is enough.
+            torch_device: Where to run; default the GPU, or the CPU where torch sees none.
+            best_us: Best time known from an earlier part of the search.
+            seed: Seed of the inputs.
+        """
+        policy = policy or MeasurementPolicy()
+        op_module = registry.module_of(problem.op)
+        torch_device = torch_device or _default_torch_device()
+        if torch_device.startswith("cuda"):
+            warn_if_busy()
+        self._device = device
+        self._problem = problem
+        self._op_module = op_module
+        self._run_timeout_s = run_timeout_s
+        self._settings = settings or MeasureSettings()
+        self._best_us = best_us
+        task = Task(
+            op=problem.op,
+            op_module=op_module,
+            problem=problem,
+            policy=policy,
+            torch_device=torch_device,
+            l2_bytes=device.l2_bytes,
+            seed=seed,
+            settings=self._settings,
+        )
+        num_workers = num_compile_workers or max(1, default_num_workers() - 1)
+        self._compilers = CompilePool(num_workers, timeout_s=compile_timeout_s)
+        self._gpu = GpuWorker(task, setup_timeout_s=setup_timeout_s)
+        self.capacity = num_workers + _QUEUED_FOR_GPU
+        self._in_flight = 0
+        self._ready: queue.Queue[Evaluation | None] = queue.Queue()
+        self._done: queue.Queue[Evaluation | BaseException] = queue.Queue()
+        self._known: dict[Config, Evaluation] = {}
+        self._busy_s = 0.0
+        self._started_at: float | None = None
+        self._last_end = 0.0
+        self._is_closed = False
+        self._feeder = threading.Thread(target=self._feed_gpu, name="gpu-feeder", daemon=True)
+        self._feeder.start()
+
+    @property
+    def gpu_busy_share(self) -> float:
+        """Share of the time since the first config was submitted that the GPU worker worked."""
+        if self._started_at is None or self._last_end <= self._started_at:
+            return 0.0
+        return self._busy_s / (self._last_end - self._started_at)
+
+    def submit(self, config: Config) -> None:
+        """Queues the config for compiling, then for the GPU."""
+        assert not self._is_closed, "the evaluator is closed"
+        if self._started_at is None:
+            self._started_at = time.monotonic()
+        self._in_flight += 1
+        self._compile(config).add_done_callback(lambda job: self._compiled(config, job))
+
+    def collect(self) -> Evaluation:
+        """The next config that ended.
+
+        Raises:
+            DeviceError: the GPU cannot be used, whatever the config.
+        """
+        assert self._in_flight > 0, "nothing is in flight"
+        ended = self._done.get()
+        self._in_flight -= 1
+        if isinstance(ended, BaseException):
+            raise ended
+        return ended
+
+    def finals(self, configs: Sequence[Config]) -> list[Evaluation]:
+        """Verifies the configs once more, then races them in interleaved rounds.
+
+        Returned are those that are still right, the winner first, with all samples. One that
+        fails now is logged and left out.
+
+        Raises:
+            DeviceError: the GPU cannot be used, whatever the config.
+        """
+        assert self._in_flight == 0, "configs are still in flight"
+        verified = [(e, self._run(worker.verify, e.config)) for e in self._compiled_again(configs)]
+        candidates = [e for e, outcome in verified if _is_sound(e, outcome)]
+        ordered = self._race(candidates)
+        if ordered is not None:
+            return ordered
+        # One that passes alone may still break the race: time each alone to find it.
+        alone = [(e, self._run(worker.evaluate, e.config, None)) for e in candidates]
+        sound = [(e, outcome) for e, outcome in alone if _is_sound(e, outcome)]
+        ordered = self._race([e for e, _ in sound])
+        if ordered is not None:
+            return ordered
+        _log.warning("the finals did not end; their order is that of separate measurements")
+        separate = [_with_outcome(e, outcome) for e, outcome in sound]
+        return sorted(separate, key=lambda e: e.time_us or 0.0)
+
+    def close(self) -> None:
+        """Ends all processes; may be called twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._compilers.close()
+        self._ready.put(None)
+        self._gpu.close()
+        self._feeder.join()
+
+    def __enter__(self) -> MeasureEvaluator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _compile(self, config: Config) -> Future[CompileResult]:
+        return self._compilers.submit(
+            self._problem.op,
+            self._op_module,
+            config.template,
+            self._problem,
+            config,
+            self._device.arch,
+        )
+
+    def _compiled(self, config: Config, job: Future[CompileResult]) -> None:
+        """Passes a compiled config on to the GPU; runs in a thread of the compile pool."""
+        if job.cancelled():
+            return
+        error = job.exception()
+        if error is not None:
+            self._done.put(error)
+        elif job.result().status is TrialStatus.OK:
+            self._ready.put(_compiled_evaluation(config, job.result()))
+        else:
+            self._done.put(_compiled_evaluation(config, job.result()))
+
+    def _feed_gpu(self) -> None:
+        """Evaluates what is ready, one config after the other; the body of the feeder thread."""
+        while (compiled := self._ready.get()) is not None:
+            try:
+                outcome = self._run(worker.evaluate, compiled.config, self._best_us)
+            except BaseException as error:  # whatever it is, the caller must see it
+                self._done.put(error)
+                continue
+            ended = _with_outcome(compiled, outcome)
+            if ended.status is TrialStatus.OK and ended.time_us is not None:
+                self._known[ended.config] = ended
+                self._best_us = min(self._best_us or ended.time_us, ended.time_us)
+            self._done.put(ended)
+
+    def _run(self, job: Callable[..., Outcome], config: Config, *args: object) -> Outcome:
+        """Runs a job on one config in the GPU worker; its death is the config's outcome."""
+        self._gpu.make_ready()  # a new process is not the config's cost
+        start = time.monotonic()
+        try:
+            outcome = self._gpu.run(self._run_timeout_s, job, config, *args)
+        except JobTimeoutError as error:
+            outcome = Outcome(TrialStatus.TIMEOUT, f"running {error}")
+        except JobCrashedError as error:
+            outcome = Outcome(TrialStatus.CRASHED, str(error)[:_MAX_REASON])
+        else:
+            if outcome.is_device_lost:
+                self._gpu.discard()
+        self._last_end = time.monotonic()
+        held_s = outcome.measure_s or self._last_end - start
+        self._busy_s += held_s
+        return replace(outcome, measure_s=held_s)
+
+    def _compiled_again(self, configs: Sequence[Config]) -> list[Evaluation]:
+        """The configs with what the compiler said of them; a resumed search has to ask it anew."""
+        jobs = {c: self._compile(c) for c in configs if c not in self._known}
+        found = [self._known.get(c) or _compiled_evaluation(c, jobs[c].result()) for c in configs]
+        for evaluation in found:
+            if evaluation.status is not TrialStatus.OK:
+                _log.warning("finalist %s left out: %s", evaluation.config, evaluation.reason)
+        return [evaluation for evaluation in found if evaluation.status is TrialStatus.OK]
+
+    def _race(self, candidates: Sequence[Evaluation]) -> list[Evaluation] | None:
+        """The candidates in final order, or None where the race brought the worker down."""
+        if not candidates:
+            return []
+        timeout_s = self._settings.max_finals_s + self._run_timeout_s
+        start = time.monotonic()
+        try:
+            result = self._gpu.run(timeout_s, worker.race, [e.config for e in candidates])
+        except (JobCrashedError, JobTimeoutError) as error:
+            _log.warning("the finals broke down: %s", error)
+            return None
+        finally:
+            self._last_end = time.monotonic()
+            self._busy_s += self._last_end - start
+        if result.is_device_lost:
+            self._gpu.discard()
+            return None
+        for evaluation, outcome in zip(candidates, result.outcomes, strict=True):
+            _is_sound(evaluation, outcome)  # says which were left out
+        if not result.is_settled:
+            _log.info("the order of the finalists is not settled: more rounds would be needed")
+        return [_with_outcome(candidates[i], result.outcomes[i]) for i in result.order]
+
+
+def _default_torch_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _compiled_evaluation(config: Config, result: CompileResult) -> Evaluation:
+    return Evaluation(
+        config=config,
+        status=result.status,
+        provenance=Provenance.MEASURED,
+        reason=result.reason,
+        facts=result.facts,
+        compile_s=result.compile_s,
+    )
+
+
+def _with_outcome(compiled: Evaluation, outcome: Outcome) -> Evaluation:
+    """The evaluation after the GPU: figures of the outcome replace older ones."""
+    return replace(
+        compiled,
+        status=outcome.status,
+        reason=outcome.reason,
+        timing=outcome.timing,
+        max_abs_error=_first(outcome.max_abs_error, compiled.max_abs_error),
+        relative_rms_error=_first(outcome.relative_rms_error, compiled.relative_rms_error),
+        measure_s=compiled.measure_s + outcome.measure_s,
+    )
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _is_sound(evaluation: Evaluation, outcome: Outcome) -> bool:
+    """Whether a finalist is still right; says so where it is not."""
+    if outcome.status is not TrialStatus.OK:
+        _log.warning(
+            "finalist %s left out: %s: %s", evaluation.config, outcome.status, outcome.reason
+        )
+    return outcome.status is TrialStatus.OK

@@ -1,0 +1,97 @@
+"""The parent's handle on the one process that may use the GPU.
+
+Starts it, gives it one job at a time, and replaces it when it dies, hangs or has broken its CUDA
+context. A replacement makes its inputs anew before it takes a job.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from typing import ParamSpec, TypeVar
+
+from ..errors import DeviceError
+from . import worker
+from .compile_pool import short_reason
+from .process_pool import JobCrashedError, JobTimeoutError, WorkerPool
+from .worker import Task
+
+__all__ = ["GpuWorker"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_JOBS_PER_PROCESS = 500
+"""Compilers keep every kernel they loaded; a fresh process now and then frees it all."""
+
+
+class GpuWorker:
+    """Runs jobs for one task, one at a time; only ``close`` may come from another thread."""
+
+    def __init__(self, task: Task, *, setup_timeout_s: float) -> None:
+        """Starts nothing yet."""
+        self._task = task
+        self._setup_timeout_s = setup_timeout_s
+        self._lock = threading.Lock()
+        self._pool: WorkerPool | None = None
+        self._num_jobs = 0
+        self._is_closed = False
+
+    def run(self, timeout_s: float, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs one job and waits for it.
+
+        Raises:
+            JobTimeoutError: it took too long; the process was killed.
+            JobCrashedError: the process died.
+            DeviceError: no process can be made ready for the task.
+            CancelledError: ``close`` was called.
+        """
+        pool = self.make_ready()
+        self._num_jobs += 1
+        try:
+            return pool.submit(timeout_s, job, *args, **kwargs).result()
+        except (JobCrashedError, JobTimeoutError):
+            self.discard()
+            raise
+
+    def make_ready(self) -> WorkerPool:
+        """Starts a process and makes its inputs, where there is none.
+
+        Raises:
+            DeviceError: the process cannot be made ready for the task.
+            CancelledError: ``close`` was called.
+        """
+        if self._num_jobs >= _JOBS_PER_PROCESS:
+            self.discard()
+        return self._pool or self._prepared_pool()
+
+    def discard(self) -> None:
+        """Ends the process; the next job gets another."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+            self._num_jobs = 0
+        if pool is not None:
+            pool.close()
+
+    def close(self) -> None:
+        """Ends the process for good, and with it the job that another thread waits for."""
+        with self._lock:
+            self._is_closed = True
+        self.discard()
+
+    def _prepared_pool(self) -> WorkerPool:
+        with self._lock:
+            if self._is_closed:
+                raise CancelledError
+            pool = self._pool = WorkerPool(1)
+        try:
+            pool.submit(self._setup_timeout_s, worker.prepare, self._task).result()
+        except (JobCrashedError, JobTimeoutError, RuntimeError, MemoryError) as error:
+            self.discard()
+            raise DeviceError(
+                f"cannot prepare {self._task.torch_device} for {self._task.op} problem "
+                f"{self._task.problem}: {short_reason(error)}; free the device's memory, see "
+                "`tilescout env`, or choose a smaller problem"
+            ) from error
+        return pool

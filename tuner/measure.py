@@ -1,0 +1,156 @@
+"""The protocol of timing one config: estimate, cut if hopeless, warm up, sample until sure.
+
+Inputs are rotated so that each launch finds its data in device memory, not in L2: a serving step
+touches gigabytes between two calls of the same kernel. Samples come from many launches each, so
+that the clock's resolution and the host's jitter vanish in them. ``docs/measuring.md`` has the
+reasons and the figures.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .order_statistics import MIN_SAMPLES, timing_of
+from .records import Timing
+from .timers import Call, Run, Timer
+
+__all__ = ["MeasureSettings", "Measurement", "count_copies", "count_launches", "measure"]
+
+
+@dataclass(frozen=True)
+class MeasureSettings:
+    """How much measuring is enough."""
+
+    cold_l2_factor: float = 4.0
+    """Copies of the data together cover the L2 this many times; its replacement is not strict."""
+    max_copies: int = 512
+    memory_share: float = 0.4
+    """Share of the free device memory that copies may take; the reference needs room too."""
+    run_target_us: float = 4000.0
+    """Duration of one sample: a thousand times the clock's resolution."""
+    max_launches: int = 512
+    """Most launches in one sample: capturing one costs the host tens of microseconds."""
+    pilot_launches: int = 8
+    prune_ratio: float = 1.5
+    """Cut a config whose estimate exceeds the best so far by this factor."""
+    stop_ratio: float = 1.05
+    """Stop sampling a config whose whole interval lies above the best by this factor."""
+    warmup_us: float = 10_000.0
+    min_samples: int = MIN_SAMPLES
+    max_samples: int = 40
+    interval_half_width: float = 0.005
+    """Enough is known once the interval of the median is this narrow, as a share of it."""
+    max_measure_s: float = 1.0
+    """Sampling ends here even if the interval is still wide."""
+    noise: float = 0.005
+    """Finalists closer than this are a tie."""
+    min_rounds: int = 10
+    max_rounds: int = 60
+    max_finals_s: float = 20.0
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What timing a config gave."""
+
+    timing: Timing
+    is_pruned: bool = False
+    """It was cut; the timing is only an estimate."""
+
+
+# A graph replay has no host overhead, an eager launch has: tens of microseconds.
+_EAGER_OVERHEAD_US = 200.0
+
+
+def measure(
+    calls: Sequence[Call],
+    timer: Timer,
+    settings: MeasureSettings,
+    *,
+    best_us: float | None = None,
+    keep_samples: bool = False,
+) -> Measurement:
+    """Times a config whose launches are ``calls``, one a copy of the data.
+
+    Args:
+        calls: Launches that go round the copies.
+        timer: Clock of the device.
+        settings: How much is enough.
+        best_us: Best time so far, against which a hopeless config is cut.
+        keep_samples: Whether the result keeps the raw samples.
+    """
+    limit_us = math.inf if best_us is None else settings.prune_ratio * best_us
+    rough_us = timer.rough_us(calls[0])
+    if rough_us - _EAGER_OVERHEAD_US > limit_us:
+        return Measurement(timing_of([rough_us]), is_pruned=True)
+    for call in calls[1:]:  # compilers load their code at the first launch, outside any capture
+        call()
+    pilot = timer.prepare(calls, min(len(calls), settings.pilot_launches))
+    estimates_us = timer.time_us([pilot, pilot])
+    if min(estimates_us) > limit_us:
+        return Measurement(timing_of(estimates_us), is_pruned=True)
+    run = timer.prepare(calls, count_launches(min(estimates_us), len(calls), settings))
+    warm_up(run, timer, min(estimates_us), settings)
+    samples_us = _sample(run, timer, settings, best_us)
+    return Measurement(timing_of(samples_us, keep_samples=keep_samples))
+
+
+def warm_up(run: Run, timer: Timer, estimate_us: float, settings: MeasureSettings) -> None:
+    """Keeps the device busy until its clocks and its caches have settled."""
+    run_us = max(estimate_us * run.num_launches, 1.0)
+    timer.time_us([run] * max(1, math.ceil(settings.warmup_us / run_us)))
+
+
+def count_launches(estimate_us: float, num_copies: int, settings: MeasureSettings) -> int:
+    """Launches of one sample: whole turns round the copies, so that each finds its data cold."""
+    turn_us = max(estimate_us * num_copies, 1e-3)
+    turns = round(settings.run_target_us / turn_us)
+    return num_copies * max(1, min(turns, settings.max_launches // num_copies))
+
+
+def count_copies(
+    *,
+    bytes_moved: int,
+    bytes_held: int,
+    l2_bytes: int,
+    free_bytes: int,
+    settings: MeasureSettings,
+) -> int:
+    """Private copies of the data to rotate: enough to cover the L2 several times, memory allowing.
+
+    Args:
+        bytes_moved: What one launch reads and writes.
+        bytes_held: What one copy takes in memory.
+        l2_bytes: Size of the cache to outrun.
+        free_bytes: Device memory that is free.
+        settings: Factors and caps.
+    """
+    wanted = math.ceil(settings.cold_l2_factor * l2_bytes / max(bytes_moved, 1))
+    affordable = int(settings.memory_share * free_bytes / max(bytes_held, 1))
+    return max(1, min(max(wanted, 2), affordable, settings.max_copies))
+
+
+def _sample(
+    run: Run, timer: Timer, settings: MeasureSettings, best_us: float | None
+) -> list[float]:
+    deadline = time.monotonic() + settings.max_measure_s
+    samples_us = timer.time_us([run] * settings.min_samples)
+    while not _is_enough(samples_us, settings, best_us) and time.monotonic() < deadline:
+        block = min(settings.min_samples, settings.max_samples - len(samples_us))
+        samples_us += timer.time_us([run] * block)
+    return samples_us
+
+
+def _is_enough(
+    samples_us: Sequence[float], settings: MeasureSettings, best_us: float | None
+) -> bool:
+    if len(samples_us) >= settings.max_samples:
+        return True
+    timing = timing_of(samples_us)
+    if best_us is not None and timing.ci_low_us > settings.stop_ratio * best_us:
+        return True
+    half_width = (timing.ci_high_us - timing.ci_low_us) / 2
+    return half_width <= settings.interval_half_width * timing.median_us
