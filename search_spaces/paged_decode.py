@@ -5,7 +5,7 @@ Sources of the seeds: what serving frameworks hard-code (docs/paged_decode.md li
 
 from __future__ import annotations
 
-from ..kernels.base import Config
+from ..kernels.base import Config, ParameterValue
 from ..kernels.device import DeviceSpec
 from ..kernels.paged_decode import PagedDecodeProblem
 from ..kernels.paged_decode.problem import DTYPE_BYTES
@@ -16,13 +16,14 @@ from .space import Constraint, SearchSpace
 __all__ = ["SPACES", "triton_space"]
 
 _IS_SPLIT = ActiveWhen("split_rule", ("count", "size"))
+_NUM_SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 MIN_DOT_ROWS = 16
 """Rows of the smallest tensor-core tile; swapped tiles have 8 columns."""
 
 
 def triton_space(problem: PagedDecodeProblem, device: DeviceSpec) -> SearchSpace:
     """The space of the Triton template."""
-    max_heads = 1 << (problem.group_size - 1).bit_length()
+    max_heads = _max_block_h(problem)
     return SearchSpace(
         template="triton",
         parameters=(
@@ -36,7 +37,7 @@ def triton_space(problem: PagedDecodeProblem, device: DeviceSpec) -> SearchSpace
             categorical("split_rule", "none", "count", "size"),
             ordered(
                 "num_splits",
-                *(2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64),
+                *_NUM_SPLITS,
                 active_when=ActiveWhen("split_rule", ("count",)),
             ),
             powers_of_two(
@@ -49,7 +50,7 @@ def triton_space(problem: PagedDecodeProblem, device: DeviceSpec) -> SearchSpace
             Constraint("tile within registers", lambda c: _accumulators_fit(problem, c)),
             Constraint("splits worth a tile", lambda c: _splits_have_work(problem, c)),
         ),
-        default=_default(),
+        default=_default(problem),
         seeds=_seeds(problem),
     )
 
@@ -80,7 +81,7 @@ def _splits_have_work(problem: PagedDecodeProblem, config: Config) -> str | None
     """Every run of a request should hold at least one tile."""
     block_n = int(config["block_n"])
     if config["split_rule"] == "count":
-        if int(config["num_splits"]) * block_n > max(problem.kv_len, 2 * block_n):
+        if int(config["num_splits"]) * block_n > problem.kv_len:
             return f"{config['num_splits']} splits of {block_n} exceed kv_len={problem.kv_len}"
     elif config["split_rule"] == "size":
         split_tokens = int(config["split_tokens"])
@@ -91,27 +92,121 @@ def _splits_have_work(problem: PagedDecodeProblem, config: Config) -> str | None
     return None
 
 
-def _default() -> Config:
-    """What a hand-written kernel would ship untuned: 16 splits, tiles of 32, Triton's defaults."""
-    return Config.of(
-        "triton",
-        {
-            "block_n": 32,
-            "block_h": 4,
-            "num_warps": 4,
-            "num_stages": 3,
-            "prefetch_pages": False,
-            "swap_ab": False,
-            "kv_eviction": "evict_normal",
-            "split_rule": "count",
-            "num_splits": 16,
-            "merge": "kernel",
-        },
-    )
+def _default(problem: PagedDecodeProblem) -> Config:
+    """What a hand-written kernel would ship untuned.
+
+    Tiles of 32 tokens and 16 splits, as vLLM's unified attention has for 16-bit queries, and
+    Triton's own 4 warps and 3 stages; fewer splits where a request is too short for 16.
+    """
+    return _config(problem, block_n=32, num_warps=4, num_stages=3, splits=16)
+
+
+def _config(
+    problem: PagedDecodeProblem,
+    *,
+    block_n: int,
+    num_warps: int,
+    num_stages: int,
+    splits: int = 1,
+    split_tokens: int = 0,
+    merge: str = "kernel",
+    prefetch_pages: bool = False,
+    swap_ab: bool = False,
+    kv_eviction: str = "evict_normal",
+) -> Config:
+    """A config whose tile holds all query heads of a KV head; splits are cut to what fits."""
+    values: dict[str, ParameterValue] = {
+        "block_n": block_n,
+        "block_h": _max_block_h(problem),
+        "num_warps": num_warps,
+        "num_stages": num_stages,
+        "prefetch_pages": prefetch_pages,
+        "swap_ab": swap_ab,
+        "kv_eviction": kv_eviction,
+    }
+    fitting = [n for n in _NUM_SPLITS if n <= splits and n * block_n <= problem.kv_len]
+    if split_tokens:
+        values |= {"split_rule": "size", "split_tokens": split_tokens, "merge": merge}
+    elif fitting:
+        values |= {"split_rule": "count", "num_splits": fitting[-1], "merge": merge}
+    else:
+        values |= {"split_rule": "none"}
+    return Config.of("triton", values)
+
+
+def _max_block_h(problem: PagedDecodeProblem) -> int:
+    """The smallest power of two that holds the query heads of one KV head."""
+    return 1 << (problem.group_size - 1).bit_length()
 
 
 def _seeds(problem: PagedDecodeProblem) -> tuple[Config, ...]:
-    return ()
+    """Shapes of tile and split that others ship, then those that won on an H200 (2026-11-30)."""
+    return (
+        # SGLang's grouped decode: tiles of 32, 8 splits, 2 stages.
+        _config(problem, block_n=32, num_warps=4, num_stages=2, splits=8),
+        # IBM's vllm-triton-backend, H100 winner: tiles of 32, 4 warps, 4 stages, one pass.
+        _config(problem, block_n=32, num_warps=4, num_stages=4),
+        # Few, short requests: many runs in flight, page ids ahead.
+        _config(
+            problem,
+            block_n=32,
+            num_warps=4,
+            num_stages=3,
+            splits=32,
+            prefetch_pages=True,
+            swap_ab=True,
+        ),
+        _config(
+            problem,
+            block_n=128,
+            num_warps=4,
+            num_stages=3,
+            splits=16,
+            prefetch_pages=True,
+            kv_eviction="evict_first",
+        ),
+        # One long request.
+        _config(problem, block_n=64, num_warps=4, num_stages=5, splits=32, merge="last_block"),
+        # As many requests as fill the device: no split, or two.
+        _config(
+            problem,
+            block_n=16,
+            num_warps=2,
+            num_stages=5,
+            prefetch_pages=True,
+            kv_eviction="evict_first",
+        ),
+        _config(
+            problem,
+            block_n=64,
+            num_warps=2,
+            num_stages=3,
+            splits=2,
+            merge="last_block",
+            prefetch_pages=True,
+            kv_eviction="evict_first",
+        ),
+        _config(
+            problem,
+            block_n=32,
+            num_warps=2,
+            num_stages=2,
+            splits=2,
+            prefetch_pages=True,
+            swap_ab=True,
+        ),
+        # Runs of equal size, for batches of unequal lengths.
+        _config(
+            problem,
+            block_n=128,
+            num_warps=4,
+            num_stages=3,
+            split_tokens=1024,
+            merge="last_block",
+            prefetch_pages=True,
+            kv_eviction="evict_first",
+        ),
+    )
 
 
 SPACES = {"triton": triton_space}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -97,20 +98,29 @@ class SearchSpace:
 
     def _product(self) -> Iterator[Config]:
         """The conditional product of all parameters, constraints not applied."""
+        parents = {p.active_when.parent for p in self.parameters if p.active_when}
+        choices = [p for p in self.parameters if p.name in parents]
+        for chosen in self._choices(choices, {}):
+            active = sorted(self.active_parameters(chosen), key=lambda p: p.name)
+            names = [p.name for p in active]
+            options = [(chosen[p.name],) if p.name in chosen else p.values for p in active]
+            for values in itertools.product(*options):
+                yield Config(self.template, tuple(zip(names, values, strict=True)))
 
-        def extend(index: int, values: dict[str, ParameterValue]) -> Iterator[Config]:
-            if index == len(self.parameters):
-                yield Config.of(self.template, values)
-                return
-            parameter = self.parameters[index]
-            condition = parameter.active_when
-            if condition is not None and values.get(condition.parent) not in condition.values:
-                yield from extend(index + 1, values)
-                return
-            for value in parameter.values:
-                yield from extend(index + 1, {**values, parameter.name: value})
-
-        yield from extend(0, {})
+    def _choices(
+        self, parents: list[Parameter], chosen: dict[str, ParameterValue]
+    ) -> Iterator[dict[str, ParameterValue]]:
+        """Every combination of values of the parameters that others hang under."""
+        if not parents:
+            yield chosen
+            return
+        parameter, *rest = parents
+        condition = parameter.active_when
+        if condition is not None and chosen.get(condition.parent) not in condition.values:
+            yield from self._choices(rest, chosen)
+            return
+        for value in parameter.values:
+            yield from self._choices(rest, {**chosen, parameter.name: value})
 
     def product_size(self) -> int:
         """Number of configs before constraints."""

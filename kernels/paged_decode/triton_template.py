@@ -41,7 +41,7 @@ class PagedDecodeTritonConfig:
     swap_ab: bool
     """Whether tokens, not heads, are the rows of the matrix tiles."""
     kv_eviction: str
-    """L2 policy of the cache's loads: ``evict_first`` (each byte is read once) or ``evict_normal``."""
+    """L2 policy of K and V loads: ``evict_first`` (each byte is read once), ``evict_normal``."""
     num_splits: int = 1
     split_tokens: int = 0
     merge: str = "kernel"
@@ -327,6 +327,13 @@ def _is_aligned(inputs: PagedDecodeInputs, outputs: PagedDecodeOutputs) -> bool:
     )
 
 
+def _serial_loads(config: PagedDecodeTritonConfig, runs: int, tiles_per_run: int) -> int:
+    """Dependent round trips: table bounds, first page ids, first tile, and what the loop adds."""
+    page_ids = 0 if config.prefetch_pages else tiles_per_run // config.num_stages
+    last_block = 2 if runs > 1 and config.merge == "last_block" else 0
+    return 3 + page_ids + last_block
+
+
 def _estimates(
     problem: PagedDecodeProblem, config: PagedDecodeTritonConfig
 ) -> tuple[LaunchEstimate, ...]:
@@ -353,10 +360,7 @@ def _estimates(
         bytes_moved=problem.bytes_moved + partial_bytes,
         flops=4 * num_programs * tiles_per_run * config.block_n * rows * problem.head_dim,
         bytes_in_flight=tile_bytes * max(1, config.num_stages - 1),
-        # page table bounds, first page ids, first tile; then one page id a tile where not prefetched
-        serial_loads=3
-        + (0 if config.prefetch_pages else tiles_per_run // config.num_stages)
-        + (2 if runs > 1 and config.merge == "last_block" else 0),
+        serial_loads=_serial_loads(config, runs, tiles_per_run),
         longest_share=run * runs / problem.kv_len if runs > 1 else 1.0,
     )
     if not config.has_merge_kernel or runs == 1:
