@@ -172,8 +172,9 @@ def _spec(table: dict[str, Any]) -> DeviceSpec:
     major, minor = table.pop("compute_capability")
     return DeviceSpec(
         compute_capability=(major, minor),
-        peak_tflops=MappingProxyType(table.pop("peak_tflops")),
-        sources=MappingProxyType(table.pop("sources")),
+        # Plain mappings: a spec goes to worker processes, and a proxy cannot be pickled.
+        peak_tflops=dict(table.pop("peak_tflops")),
+        sources=dict(table.pop("sources")),
         aliases=tuple(table.pop("aliases")),
         **table,
     )
