@@ -1,0 +1,337 @@
+"""Queries: rows back into records, in one transaction, around rows that make no sense.
+
+A row that cannot be read (an unknown operation, broken JSON) is left out and named in ``damaged``;
+its neighbours are returned.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
+
+from ...errors import StoreError, UsageError
+from ...kernels.base import Config, Problem
+from ...kernels.device import DeviceSpec
+from ..records import BinaryFacts, Evaluation, Provenance, StudyKey, Toolchain, TrialStatus
+from .codec import (
+    POLICIES,
+    decode_binary_row,
+    decode_config,
+    decode_device_row,
+    decode_problem,
+    decode_timing,
+    from_milliseconds,
+)
+from .fields import decode_json, is_integer, is_number
+from .models import (
+    BinaryRow,
+    BinarySetMemberRow,
+    ConfigRow,
+    DeviceRow,
+    ProblemRow,
+    StudyRow,
+    StudyTemplateRow,
+    TemplateRow,
+    ToolchainRow,
+    TrialRow,
+    WinnerRow,
+)
+from .records import StudyRecord, TrialRecord, WinnerRecord
+
+__all__ = ["Reader", "study_filter"]
+
+_Record = TypeVar("_Record")
+# Databases bound the number of parameters of one statement.
+_CHUNK = 500
+_STATUSES: dict[Hashable, TrialStatus] = {status.value: status for status in TrialStatus}
+_PROVENANCES: dict[Hashable, Provenance] = {kind.value: kind for kind in Provenance}
+
+
+def study_filter(op: str | None, skus: Sequence[str] | None) -> list[ColumnElement[bool]]:
+    """Conditions on a query over studies, problems and devices."""
+    conditions: list[ColumnElement[bool]] = []
+    if op is not None:
+        conditions.append(ProblemRow.op == op)
+    if skus is not None:
+        conditions.append(DeviceRow.sku.in_(list(skus)))
+    return conditions
+
+
+class Reader:
+    """Reads inside one transaction; what it decoded once it keeps."""
+
+    def __init__(self, connection: Connection, damaged: dict[str, None]) -> None:
+        self._connection = connection
+        self._damaged = damaged
+        """Ordered set of notes, shared with the store."""
+        self._problems: dict[int, Problem] = {}
+        self._devices: dict[int, DeviceSpec] = {}
+        self._configs: dict[int, Config] = {}
+
+    def studies(self, *conditions: ColumnElement[bool]) -> list[StudyRecord]:
+        """The studies that meet the conditions, oldest first."""
+        rows = self._connection.execute(_studies_query().where(*conditions)).all()
+        templates = self._templates_of([row.study_id for row in rows])
+        counts = self._trial_counts()
+        found = []
+        for row in rows:
+            try:
+                key = self._study_key(row, templates[row.study_id])
+                created = from_milliseconds("created_ms", row.created_ms)
+                seed = _integer("seed", row.seed)
+            except UsageError as error:
+                self._note(f"study {row.study_id}", error)
+                continue
+            count = counts.get(row.study_id, 0)
+            found.append(StudyRecord(row.study_id, key, seed, created, count))
+        return found
+
+    def trials(self, *conditions: ColumnElement[bool]) -> list[TrialRecord]:
+        """The trials that meet the conditions, by study and number."""
+        rows = self._connection.execute(_trials_query().where(*conditions)).all()
+        facts = self._facts_of({row.binary_set_id for row in rows} - {None})
+        found = []
+        for row in rows:
+            try:
+                found.append(self._trial(row, facts))
+            except UsageError as error:
+                self._note(f"trial {row.id}", error)
+        return found
+
+    def winners(self, op: str | None, skus: Sequence[str] | None) -> list[WinnerRecord]:
+        """The decisions about the operation and SKUs, oldest first."""
+        return self._winners(study_filter(op, skus))
+
+    def trial(self, trial_id: int) -> TrialRecord:
+        """One trial.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        return self._only(self.trials(TrialRow.id == trial_id), f"trial {trial_id}")
+
+    def winner_of(self, study_id: int) -> WinnerRecord:
+        """The decision of a study that has one.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        return self._only(self._winners([StudyRow.id == study_id]), f"winner of study {study_id}")
+
+    def _only(self, found: list[_Record], what: str) -> _Record:
+        if not found:
+            notes = "; ".join(self._damaged)
+            raise StoreError(
+                f"{what} is in the database but cannot be read ({notes}): "
+                "restore the database from a copy or an export, or start another one with --db"
+            )
+        return found[0]
+
+    def _winners(self, conditions: list[ColumnElement[bool]]) -> list[WinnerRecord]:
+        decided = StudyRow.id.in_(select(WinnerRow.study_id))
+        studies = {study.study_id: study for study in self.studies(decided, *conditions)}
+        rows = self._connection.execute(select(WinnerRow.__table__).order_by(WinnerRow.id)).all()
+        rows = [row for row in rows if row.study_id in studies]
+        trials = self._trials_by_id([row.trial_id for row in rows])
+        finals = self._finals_of(studies)
+        found = []
+        for row in rows:
+            try:
+                decided_at = from_milliseconds("decided_ms", row.decided_ms)
+                trial = trials.get(row.trial_id)
+                if trial is None or trial.study_id != row.study_id:
+                    raise UsageError(f"its trial {row.trial_id!r} is missing or cannot be read")
+            except UsageError as error:
+                self._note(f"winner {row.id}", error)
+                continue
+            places = finals[row.study_id] or [row.trial_id]
+            study = studies[row.study_id]
+            found.append(WinnerRecord(row.id, study, trial, tuple(places), decided_at))
+        return found
+
+    def _note(self, place: str, error: UsageError) -> None:
+        self._damaged[f"{place}: {error}"] = None
+
+    def _study_key(self, row: Row[Any], templates: Iterable[tuple[str, str]]) -> StudyKey:
+        if row.problem_id not in self._problems:
+            where = f"problem {row.problem_id}"
+            values = decode_json(f"{where} problem_json", row.problem_json)
+            self._problems[row.problem_id] = decode_problem(where, row.op, values)
+        if row.device_id not in self._devices:
+            where = f"device {row.device_id}"
+            self._devices[row.device_id] = decode_device_row(where, row)
+        if row.policy not in POLICIES:
+            raise UsageError(f"policy={row.policy!r} must be one of {', '.join(POLICIES)}")
+        versions = {name: str(getattr(row, name)) for name in Toolchain().as_dict()}
+        return StudyKey(
+            problem=self._problems[row.problem_id],
+            device=self._devices[row.device_id],
+            toolchain=Toolchain(**versions),
+            provenance=_provenance(row.provenance),
+            policy=POLICIES[row.policy],
+            space_fingerprint=str(row.space_fingerprint),
+            template_hashes=tuple(sorted(templates)),
+        )
+
+    def _templates_of(self, study_ids: Sequence[int]) -> dict[int, list[tuple[str, str]]]:
+        found: dict[int, list[tuple[str, str]]] = defaultdict(list)
+        for chunk in _chunks(study_ids):
+            query = (
+                select(StudyTemplateRow.study_id, TemplateRow.name, TemplateRow.source_hash)
+                .join(TemplateRow, TemplateRow.id == StudyTemplateRow.template_id)
+                .where(StudyTemplateRow.study_id.in_(chunk))
+            )
+            for study_id, name, source_hash in self._connection.execute(query):
+                found[study_id].append((str(name), str(source_hash)))
+        return found
+
+    def _trial_counts(self) -> dict[int, int]:
+        query = select(TrialRow.study_id, func.count()).group_by(TrialRow.study_id)
+        return {row[0]: row[1] for row in self._connection.execute(query)}
+
+    def _facts_of(self, set_ids: Iterable[int]) -> dict[int, tuple[BinaryFacts, ...]]:
+        """Facts by set; a set with a binary that cannot be read is left out."""
+        found: dict[int, list[BinaryFacts]] = defaultdict(list)
+        unreadable: set[int] = set()
+        binaries: dict[int, BinaryFacts] = {}
+        for chunk in _chunks(sorted(set_ids)):
+            query = (
+                select(BinarySetMemberRow.set_id, BinaryRow.__table__)
+                .join(BinaryRow, BinaryRow.id == BinarySetMemberRow.binary_id)
+                .where(BinarySetMemberRow.set_id.in_(chunk))
+                .order_by(BinarySetMemberRow.set_id, BinarySetMemberRow.position)
+            )
+            for row in self._connection.execute(query):
+                try:
+                    if row.id not in binaries:
+                        binaries[row.id] = decode_binary_row(f"binary {row.id}", row)
+                    found[row.set_id].append(binaries[row.id])
+                except UsageError as error:
+                    unreadable.add(row.set_id)
+                    self._note(f"binary set {row.set_id}", error)
+        return {key: tuple(value) for key, value in found.items() if key not in unreadable}
+
+    def _trial(self, row: Row[Any], facts: dict[int, tuple[BinaryFacts, ...]]) -> TrialRecord:
+        if row.binary_set_id is not None and row.binary_set_id not in facts:
+            raise UsageError(f"its binary set {row.binary_set_id} is missing or cannot be read")
+        if row.config_id not in self._configs:
+            where = f"config {row.config_id}"
+            values = decode_json(f"{where} config_json", row.config_json)
+            self._configs[row.config_id] = decode_config(where, str(row.template), values)
+        if row.status not in _STATUSES:
+            raise UsageError(f"status={row.status!r} must be one of {', '.join(TrialStatus)}")
+        evaluation = Evaluation(
+            config=self._configs[row.config_id],
+            status=_STATUSES[row.status],
+            provenance=_provenance(row.provenance),
+            reason=str(row.reason or ""),
+            timing=decode_timing("its", row),
+            facts=facts[row.binary_set_id] if row.binary_set_id is not None else (),
+            max_abs_error=_error_size("max_abs_error", row.max_abs_error),
+            relative_rms_error=_error_size("relative_rms_error", row.relative_rms_error),
+            compile_s=_seconds("compile_s", row.compile_s),
+            measure_s=_seconds("measure_s", row.measure_s),
+        )
+        created = from_milliseconds("created_ms", row.created_ms)
+        number = _integer("number", row.number)
+        return TrialRecord(row.id, row.study_id, number, evaluation, created)
+
+    def _trials_by_id(self, trial_ids: Sequence[int]) -> dict[int, TrialRecord]:
+        found: dict[int, TrialRecord] = {}
+        for chunk in _chunks(trial_ids):
+            found.update((trial.trial_id, trial) for trial in self.trials(TrialRow.id.in_(chunk)))
+        return found
+
+    def _finals_of(self, study_ids: Iterable[int]) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = defaultdict(list)
+        query = (
+            select(TrialRow.study_id, TrialRow.id)
+            .where(TrialRow.final_rank.is_not(None))
+            .order_by(TrialRow.study_id, TrialRow.final_rank)
+        )
+        wanted = set(study_ids)
+        for study_id, trial_id in self._connection.execute(query):
+            if study_id in wanted:
+                found[study_id].append(trial_id)
+        return found
+
+
+def _studies_query() -> Select[Any]:
+    columns: list[Any] = [
+        StudyRow.id.label("study_id"),
+        StudyRow.problem_id,
+        StudyRow.device_id,
+        StudyRow.provenance,
+        StudyRow.policy,
+        StudyRow.space_fingerprint,
+        StudyRow.seed,
+        StudyRow.created_ms,
+        ProblemRow.op,
+        ProblemRow.problem_json,
+        DeviceRow.sku,
+        DeviceRow.compute_capability,
+        DeviceRow.num_sms,
+        DeviceRow.memory_bytes,
+        DeviceRow.spec_json,
+        ToolchainRow.triton,
+        ToolchainRow.tilelang,
+        ToolchainRow.torch,
+        ToolchainRow.cuda,
+        ToolchainRow.driver,
+    ]
+    return (
+        select(*columns)
+        .join(ProblemRow, ProblemRow.id == StudyRow.problem_id)
+        .join(DeviceRow, DeviceRow.id == StudyRow.device_id)
+        .join(ToolchainRow, ToolchainRow.id == StudyRow.toolchain_id)
+        .order_by(StudyRow.id)
+    )
+
+
+def _trials_query() -> Select[Any]:
+    columns: list[Any] = [
+        TrialRow.__table__,
+        ConfigRow.template,
+        ConfigRow.config_json,
+        StudyRow.provenance,
+    ]
+    return (
+        select(*columns)
+        .join(ConfigRow, ConfigRow.id == TrialRow.config_id)
+        .join(StudyRow, StudyRow.id == TrialRow.study_id)
+        .order_by(TrialRow.study_id, TrialRow.number)
+    )
+
+
+def _chunks(values: Sequence[int]) -> Iterable[Sequence[int]]:
+    return (values[start : start + _CHUNK] for start in range(0, len(values), _CHUNK))
+
+
+def _provenance(value: Hashable) -> Provenance:
+    if value not in _PROVENANCES:
+        raise UsageError(f"provenance={value!r} must be one of {', '.join(Provenance)}")
+    return _PROVENANCES[value]
+
+
+def _integer(name: str, value: object) -> int:
+    if not is_integer(value):
+        raise UsageError(f"{name}={value!r} must be an integer")
+    return value
+
+
+def _seconds(name: str, value: object) -> float:
+    if not is_number(value):
+        raise UsageError(f"{name}={value!r} must be a number of seconds")
+    return float(value)
+
+
+def _error_size(name: str, value: object) -> float | None:
+    """An error figure, which may be NaN or infinite where a kernel wrote rubbish."""
+    if value is None or isinstance(value, float):
+        return value
+    if value == "nan":
+        return float("nan")
+    return _seconds(name, value)
