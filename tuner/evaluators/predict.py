@@ -1,0 +1,110 @@
+"""Evaluates configs without a GPU: compile, read the binary, apply the cost model."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Self
+
+from ...kernels import registry
+from ...kernels.base import Config, Problem
+from ...kernels.device import DeviceSpec
+from ..compile_pool import COMPILE_TIMEOUT_S, CompilePool, CompileResult
+from ..prediction.cost_model import predict
+from ..records import Evaluation, Provenance, Timing, TrialStatus
+
+__all__ = ["PredictEvaluator"]
+
+
+class PredictEvaluator:
+    """Predicts times of one problem on one device, which need not be at hand.
+
+    Configs are collected in the order they were submitted, so that a search with one seed takes
+    one course however fast its compilers run.
+    """
+
+    provenance = Provenance.PREDICTED
+
+    def __init__(
+        self,
+        problem: Problem,
+        device: DeviceSpec,
+        *,
+        num_workers: int | None = None,
+        compile_timeout_s: float = COMPILE_TIMEOUT_S,
+        pool: CompilePool | None = None,
+    ) -> None:
+        """``pool`` is shared with other evaluators and stays open; without one, makes its own."""
+        self._problem = problem
+        self._device = device
+        self._owned = (
+            CompilePool(num_workers, timeout_s=compile_timeout_s) if pool is None else None
+        )
+        self._pool = pool or self._owned
+        assert self._pool is not None
+        # As many again are queued: one that takes long does not leave the other cores idle.
+        self.capacity = 2 * self._pool.num_workers
+        self._in_flight: deque[tuple[Config, Future[CompileResult]]] = deque()
+
+    def submit(self, config: Config) -> None:
+        """Starts to compile a config."""
+        problem = self._problem
+        assert self._pool is not None
+        future = self._pool.submit(
+            problem.op,
+            registry.module_of(problem.op),
+            config.template,
+            problem,
+            config,
+            self._device.arch,
+        )
+        self._in_flight.append((config, future))
+
+    def collect(self) -> Evaluation:
+        """The prediction for the config that was submitted first; waits for its compiler."""
+        config, future = self._in_flight.popleft()
+        return self._evaluate(config, future.result())
+
+    def finals(self, configs: Sequence[Config]) -> list[Evaluation]:
+        """The configs by predicted time, failed ones last; ties go to the earlier."""
+        assert not self._in_flight, "collect everything before the finals"
+        for config in configs:
+            self.submit(config)
+        evaluations = [self.collect() for _ in configs]
+        return sorted(evaluations, key=lambda e: float("inf") if e.time_us is None else e.time_us)
+
+    def close(self) -> None:
+        """Ends the compilers, unless they are shared."""
+        if self._owned is not None:
+            self._owned.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _evaluate(self, config: Config, compiled: CompileResult) -> Evaluation:
+        status, reason, timing = compiled.status, compiled.reason, None
+        if status is TrialStatus.OK:
+            template = registry.template(self._problem.op, config.template)
+            estimates = template.estimate(self._problem, config, self._device)
+            prediction = predict(self._problem, self._device, estimates, compiled.facts)
+            status, reason = prediction.status, prediction.reason
+            if status is TrialStatus.OK:
+                timing = _timing(prediction.time_us)
+        return Evaluation(
+            config=config,
+            status=status,
+            provenance=self.provenance,
+            reason=reason,
+            timing=timing,
+            facts=compiled.facts,
+            compile_s=compiled.compile_s,
+        )
+
+
+def _timing(time_us: float) -> Timing:
+    """A prediction has no spread."""
+    return Timing(time_us, time_us, time_us, time_us, time_us)

@@ -1,0 +1,270 @@
+"""The main job: searches the problems of a workload on each SKU and keeps what it finds."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..errors import UnsupportedError, UsageError
+from ..kernels.registry import template
+from ..search_spaces.registry import joint_space
+from ..search_spaces.space import JointSpace
+from . import catalog, environment
+from .catalog import Budget, WorkloadProblem
+from .compile_pool import CompilePool, default_num_workers
+from .evaluators.base import Evaluator
+from .evaluators.predict import PredictEvaluator
+from .paths import user_database_path
+from .prediction.roofline import share_of_roofline
+from .progress import LoggingListener, ProgressListener
+from .records import MeasurementPolicy, Provenance, StudyKey, TrialStatus
+from .search.driver import failure_summary, run_study
+from .store import Store
+from .store.records import StudyRecord, TrialRecord, WinnerRecord
+from .targets import Mode, Target, resolve_targets
+from .tune_summary import TuneRow, TuneSummary
+
+__all__ = ["ALL_WORKLOADS", "tune"]
+
+ALL_WORKLOADS = "all"
+
+_COMPILE_CORE_S = 4.0
+"""Time of one core to compile and read a config; 3.7 s over 26 configs of paged decode for sm_90
+and sm_100 with Triton 3.9 on a 2-core virtual machine, November 2026."""
+_MEASURE_S = 0.6
+"""Time the GPU is held for a config: verify, warm up, measure."""
+
+
+def tune(
+    workload: str = "quickstart",
+    *,
+    gpus: Sequence[str] | None = None,
+    mode: Mode = "auto",
+    trials: int | None = None,
+    time_budget_s: float | None = None,
+    budget: str = "quick",
+    db: str | Path | None = None,
+    seed: int = 0,
+    dry_run: bool = False,
+    listener: ProgressListener | None = None,
+) -> TuneSummary:
+    """Finds the best config for every problem of the workload on every SKU.
+
+    Started again after an interruption it goes on where it was; started again after it finished
+    it returns the same winners at once.
+
+    Args:
+        workload: name of a workload, path of a workload file, or ``all``.
+        gpus: SKU names; None for the GPU at hand or, without one, H200 and B200.
+        mode: ``measure`` on the GPU at hand, ``predict`` without one, or ``auto``: measure the GPU
+            at hand and predict other SKUs.
+        trials: trials a study in all, in the place of the budget's number.
+        time_budget_s: seconds for the whole call, shared evenly between the studies still to do.
+        budget: name of a budget: ``quick`` or ``full``.
+        db: database path or URL; None for the user's database.
+        seed: seed of the search.
+        dry_run: only say what would be searched, how large it is and how long it may take.
+        listener: follows the run; by default it goes to the log.
+
+    Raises:
+        UsageError: an argument is wrong, or names something unknown.
+        UnsupportedError: no template serves any of the problems.
+        DeviceError: ``mode`` is ``measure`` and there is no GPU.
+        StoreError: the database cannot be used.
+    """
+    started = time.monotonic()
+    limits = _budget(budget, trials, time_budget_s)
+    problems = _problems(workload)
+    targets = resolve_targets(gpus, mode)
+    jobs = [_Job(entry, target) for target in targets for entry in problems]
+    if dry_run:
+        rows = [_plan(job, limits, len(jobs)) for job in jobs]
+        database = ""
+    else:
+        location = user_database_path() if db is None else db
+        with _Run(location, limits, seed, listener or LoggingListener()) as run:
+            rows = run.all(jobs)
+        database = str(location)
+    _raise_if_all_unsupported(rows)
+    return TuneSummary(tuple(rows), dry_run, database, time.monotonic() - started)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One study to be: a problem on a target."""
+
+    entry: WorkloadProblem
+    target: Target
+
+    def row(self, reason: str = "") -> TuneRow:
+        """A row without a result."""
+        return TuneRow(
+            label=self.entry.label,
+            problem=self.entry.problem,
+            sku=self.target.device.sku,
+            provenance=self.target.provenance,
+            reason=reason,
+        )
+
+
+class _Run:
+    """The open database and compilers of one call."""
+
+    def __init__(
+        self, location: str | Path, limits: Budget, seed: int, listener: ProgressListener
+    ) -> None:
+        self._resources = ExitStack()
+        self._store = self._resources.enter_context(Store.open(location))
+        self._limits = limits
+        self._seed = seed
+        self._listener = listener
+        self._compilers: CompilePool | None = None
+        budget_s = limits.time_budget_s
+        self._end = None if budget_s is None else time.monotonic() + budget_s
+
+    def __enter__(self) -> _Run:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._resources.close()
+
+    def all(self, jobs: Sequence[_Job]) -> list[TuneRow]:
+        """Searches job after job; one that nothing supports does not stop the others."""
+        rows = []
+        for index, job in enumerate(jobs):
+            try:
+                space = joint_space(job.entry.problem, job.target.device)
+            except UnsupportedError as error:
+                rows.append(job.row(str(error)))
+                continue
+            rows.append(self._one(job, space, self._deadline(len(jobs) - index)))
+        return rows
+
+    def _deadline(self, num_left: int) -> float | None:
+        """An even share of the time that is left."""
+        if self._end is None:
+            return None
+        now = time.monotonic()
+        return now + max(0.0, self._end - now) / num_left
+
+    def _one(self, job: _Job, space: JointSpace, deadline: float | None) -> TuneRow:
+        entry, target = job.entry, job.target
+        study = self._store.study(_study_key(job, space), seed=self._seed)
+        total = min(self._limits.num_trials, space.count())
+        self._listener.study_started(entry.label, target.device.sku, entry.problem, total)
+        with closing(self._evaluator(job, study)) as evaluator:
+            winner = run_study(
+                space=space,
+                evaluator=evaluator,
+                store=self._store,
+                study=study,
+                num_trials=self._limits.num_trials,
+                deadline=deadline,
+                seed=self._seed,
+                num_finalists=self._limits.num_finalists,
+                listener=self._listener,
+            )
+        self._listener.study_ended(winner)
+        return _row(job, space, winner, self._store.trials(study.study_id))
+
+    def _evaluator(self, job: _Job, study: StudyRecord) -> Evaluator:
+        problem, device = job.entry.problem, job.target.device
+        if job.target.provenance is Provenance.PREDICTED:
+            if self._compilers is None:
+                self._compilers = self._resources.enter_context(CompilePool())
+            return PredictEvaluator(problem, device, pool=self._compilers)
+        # Loads the parts that need a GPU only where one is used.
+        from .evaluators.measure import MeasureEvaluator
+
+        times = [
+            record.evaluation.time_us
+            for record in self._store.trials(study.study_id)
+            if record.evaluation.status is TrialStatus.OK and record.evaluation.time_us is not None
+        ]
+        policy = study.key.policy
+        return MeasureEvaluator(
+            problem, device, policy, best_us=min(times, default=None), seed=self._seed
+        )
+
+
+def _budget(name: str, trials: int | None, time_budget_s: float | None) -> Budget:
+    limits = catalog.budget(name)
+    if trials is not None:
+        if trials < 1:
+            raise UsageError(f"trials={trials!r} must be at least 1")
+        limits = replace(limits, num_trials=trials)
+    if time_budget_s is not None:
+        if not time_budget_s > 0:
+            raise UsageError(f"time_budget_s={time_budget_s!r} must be more than 0 seconds")
+        limits = replace(limits, time_budget_s=time_budget_s)
+    return limits
+
+
+def _problems(workload: str) -> list[WorkloadProblem]:
+    """The problems of the workload, or of all of them, each once."""
+    names = catalog.workload_names() if workload == ALL_WORKLOADS else (workload,)
+    entries = [entry for name in names for entry in catalog.workload(name).problems]
+    unique: dict[tuple[str, str], WorkloadProblem] = {}
+    for entry in entries:
+        unique.setdefault((entry.problem.op, entry.problem.key()), entry)
+    return list(unique.values())
+
+
+def _study_key(job: _Job, space: JointSpace) -> StudyKey:
+    problem, target = job.entry.problem, job.target
+    is_measured = target.provenance is Provenance.MEASURED
+    names = sorted(part.template for part in space.spaces)
+    return StudyKey(
+        problem=problem,
+        device=target.device,
+        toolchain=environment.toolchain(with_driver=is_measured),
+        provenance=target.provenance,
+        policy=MeasurementPolicy(),
+        space_fingerprint=space.fingerprint(),
+        template_hashes=tuple((n, template(problem.op, n).source_hash()) for n in names),
+    )
+
+
+def _row(
+    job: _Job, space: JointSpace, winner: WinnerRecord | None, trials: Sequence[TrialRecord]
+) -> TuneRow:
+    evaluations = [record.evaluation for record in trials]
+    counts = Counter(evaluation.status.value for evaluation in evaluations)
+    row = replace(job.row(), num_trials=dict(counts), space_size=space.count())
+    if winner is None:
+        return replace(row, reason=failure_summary(evaluations))
+    time_us = winner.trial.evaluation.time_us
+    assert time_us is not None
+    return replace(
+        row,
+        config=winner.trial.evaluation.config,
+        time_us=time_us,
+        default_time_us=next((e.time_us for e in evaluations if e.config == space.default), None),
+        share_of_roofline=share_of_roofline(job.entry.problem, job.target.device, time_us),
+        trial_id=winner.trial.trial_id,
+    )
+
+
+def _plan(job: _Job, limits: Budget, num_jobs: int) -> TuneRow:
+    """What a search for the job would be, were it new."""
+    try:
+        space = joint_space(job.entry.problem, job.target.device)
+    except UnsupportedError as error:
+        return job.row(str(error))
+    size = space.count()
+    compile_s = _COMPILE_CORE_S / default_num_workers()
+    is_measured = job.target.provenance is Provenance.MEASURED
+    trial_s = max(compile_s, _MEASURE_S) if is_measured else compile_s
+    expected_s = trial_s * min(limits.num_trials, size)
+    if limits.time_budget_s is not None:
+        expected_s = min(expected_s, limits.time_budget_s / num_jobs)
+    return replace(job.row(), space_size=size, expected_s=expected_s)
+
+
+def _raise_if_all_unsupported(rows: Sequence[TuneRow]) -> None:
+    if rows and all(row.space_size is None for row in rows):
+        raise UnsupportedError("\n".join(dict.fromkeys(row.reason for row in rows)))
