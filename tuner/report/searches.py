@@ -1,0 +1,202 @@
+"""The searches a report speaks of: studies of all databases, merged, with their trials.
+
+Reads the stores and chooses what is shown; the figures of a search are ``rows``'.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+from ...errors import UnknownNameError, UnsupportedError, UsageError
+from ...kernels.base import Config, Problem
+from ...search_spaces.registry import joint_space
+from ..catalog import gpu, gpu_names, workload, workload_names
+from ..records import Provenance, StudyKey, TrialStatus
+from .wording import iso_time
+
+if TYPE_CHECKING:
+    from ..store import Store
+    from ..store.records import StudyRecord, TrialRecord, WinnerRecord
+
+__all__ = ["Search", "SearchState", "load_searches", "ordered_skus", "resolve_skus", "shown"]
+
+SearchState = Literal["decided", "undecided", "nothing worked"]
+
+
+@dataclass(frozen=True)
+class Search:
+    """One study, its trials in the order they ended and, where it was decided, its winner."""
+
+    study: StudyRecord
+    trials: tuple[TrialRecord, ...]
+    winner: WinnerRecord | None
+    default: TrialRecord | None
+    """The trial of the config that runs untuned; None where that config has no trial here."""
+    workload: str = ""
+    """Where the shipped workloads have this problem: ``workload: label``."""
+
+    @property
+    def key(self) -> StudyKey:
+        """What the study is about."""
+        return self.study.key
+
+    @property
+    def sku(self) -> str:
+        """Short name of the device."""
+        return self.key.device.sku
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether its times come from the cost model."""
+        return self.key.provenance is Provenance.PREDICTED
+
+    @cached_property
+    def status_counts(self) -> dict[TrialStatus, int]:
+        """Number of trials by status, the commonest first, the fixed order among equals."""
+        counts = Counter(trial.evaluation.status for trial in self.trials)
+        present = [status for status in TrialStatus if counts[status]]
+        return {status: counts[status] for status in sorted(present, key=lambda s: -counts[s])}
+
+    @cached_property
+    def best(self) -> TrialRecord | None:
+        """The winner's trial; before the finals the fastest trial that was ok."""
+        if self.winner is not None:
+            return self.winner.trial
+        timed = [t for t in self.trials if is_ok(t)]
+        return min(timed, key=lambda t: t.evaluation.time_us or 0.0, default=None)
+
+    @property
+    def state(self) -> SearchState:
+        """``decided`` after the finals, ``undecided`` before them, else ``nothing worked``."""
+        if self.winner is not None:
+            return "decided"
+        return "undecided" if self.best is not None else "nothing worked"
+
+    @property
+    def last_change(self) -> datetime:
+        """When it was decided, else when its last trial ended, else when it was created."""
+        if self.winner is not None:
+            return self.winner.decided_at
+        return self.trials[-1].created_at if self.trials else self.study.created_at
+
+
+def is_ok(trial: TrialRecord) -> bool:
+    """Whether the trial was verified and has a time."""
+    evaluation = trial.evaluation
+    return evaluation.status is TrialStatus.OK and evaluation.timing is not None
+
+
+def resolve_skus(stores: Sequence[Store], gpus: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The SKUs of the filter ``gpus`` by their short names; None where there is no filter.
+
+    Raises:
+        UsageError: an empty filter.
+        UnknownNameError: a name that neither the databases nor ``configs/gpus`` know.
+    """
+    if gpus is None:
+        return None
+    if isinstance(gpus, str) or not gpus:
+        raise UsageError(
+            f"gpus={gpus!r} must be a list of at least one SKU name; leave it out for all SKUs"
+        )
+    present = {study.key.device.sku for store in stores for study in store.studies()}
+    return tuple(dict.fromkeys(_resolve_sku(name, present) for name in gpus))
+
+
+def _resolve_sku(name: str, present: set[str]) -> str:
+    if name in present:
+        return name
+    try:
+        return gpu(name).sku
+    except UnknownNameError:
+        raise UnknownNameError("GPU", name, present | set(gpu_names())) from None
+
+
+def load_searches(stores: Sequence[Store], skus: Sequence[str] | None) -> tuple[Search, ...]:
+    """All searches of the stores on these SKUs, by problem, then in the order they were made.
+
+    The same study in two databases is shown once: as it was decided last, else with most trials,
+    else from the earlier store.
+    """
+    found: dict[str, Search] = {}
+    labels = _workload_labels()
+    for store in stores:
+        winners = {winner.study.study_id: winner for winner in store.winners(skus=skus)}
+        for study in store.studies(skus=skus):
+            winner = winners.get(study.study_id)
+            search = _load(store, study, winner, labels.get(study.key.problem, ""))
+            known = found.get(study.key.digest)
+            if known is None or _completeness(search) > _completeness(known):
+                found[study.key.digest] = search
+    return tuple(sorted(found.values(), key=_order))
+
+
+def _load(store: Store, study: StudyRecord, winner: WinnerRecord | None, workload: str) -> Search:
+    trials = tuple(store.trials(study.study_id))
+    default = _default_config(study.key)
+    matching = (t for t in trials if t.evaluation.config == default)
+    return Search(study, trials, winner, next(matching, None), workload)
+
+
+def _workload_labels() -> dict[Problem, str]:
+    labels: dict[Problem, list[str]] = {}
+    for name in workload_names():
+        for labelled in workload(name).problems:
+            labels.setdefault(labelled.problem, []).append(f"{name}: {labelled.label}")
+    return {problem: "; ".join(found) for problem, found in labels.items()}
+
+
+def _default_config(key: StudyKey) -> Config | None:
+    """What runs untuned; None where this installation has no template for the problem."""
+    try:
+        return joint_space(key.problem, key.device).default
+    except (UnknownNameError, UnsupportedError):
+        return None
+
+
+def _completeness(search: Search) -> tuple[bool, str, int]:
+    decided = search.winner is not None
+    return decided, iso_time(search.last_change) if decided else "", len(search.trials)
+
+
+def _order(search: Search) -> tuple[object, ...]:
+    problem = search.key.problem
+    values = tuple((str(type(v)), v) for v in problem.as_dict().values())
+    return problem.op, values, search.sku, search.key.provenance, iso_time(search.study.created_at)
+
+
+def shown(searches: Iterable[Search]) -> tuple[Search, ...]:
+    """The search that speaks for each problem, SKU, provenance and policy: the last decided.
+
+    Where none is decided, the one that changed last. The others stay in the list of searches.
+    """
+    chosen: dict[tuple[object, ...], Search] = {}
+    for search in searches:
+        key = search.key
+        place = (key.problem, search.sku, key.provenance, key.policy)
+        if place not in chosen or _currency(search) >= _currency(chosen[place]):
+            chosen[place] = search
+    return tuple(chosen.values())
+
+
+def _currency(search: Search) -> tuple[bool, str]:
+    return search.winner is not None, iso_time(search.last_change)
+
+
+def ordered_skus(searches: Iterable[Search], requested: Sequence[str] | None) -> tuple[str, ...]:
+    """The SKUs of a report, the first being the one the others are compared with.
+
+    As requested; else those with measurements first, then by bandwidth.
+    """
+    if requested is not None:
+        return tuple(requested)
+    ranks: dict[str, tuple[bool, float, str]] = {}
+    for search in searches:
+        rank = (search.is_predicted, search.key.device.bandwidth_gbps, search.sku)
+        ranks[search.sku] = min(rank, ranks.get(search.sku, rank))
+    return tuple(sorted(ranks, key=lambda sku: ranks[sku]))

@@ -1,0 +1,107 @@
+"""A frame as a table for people: which columns, under which heading, written how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pandas as pd
+
+__all__ = ["Cell", "Column", "Table", "make_table", "written"]
+
+Kind = Literal["text", "count", "time", "ratio", "percent", "gigabytes", "range"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table."""
+
+    name: str
+    """Column of the frame."""
+    heading: str
+    """With the unit."""
+    kind: Kind = "text"
+    upper: str = ""
+    """For a range, the column with its upper end."""
+    href: str = ""
+    """The column with the target of a link, where the frame has it."""
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it sorts and aligns as numbers."""
+        return self.kind != "text"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a cell shows and what it sorts by."""
+
+    text: str
+    sort_value: str
+    href: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Everything a template needs to draw a table."""
+
+    table_id: str
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    csv: str
+    """Name of the CSV file with all its columns."""
+
+
+def make_table(
+    frame: pd.DataFrame, columns: Sequence[Column], *, table_id: str, caption: str, csv: str
+) -> Table:
+    """The table of these columns of a frame; a column empty in every row is still shown."""
+    cells = [[_cell(column, row) for column in columns] for row in _records(frame)]
+    return Table(table_id, caption, tuple(columns), tuple(map(tuple, cells)), csv)
+
+
+def _records(frame: pd.DataFrame) -> Iterable[dict[str, object]]:
+    """Rows as dictionaries of Python values, None where there is none."""
+    plain = frame.astype(object).where(frame.notna(), None)
+    names = [str(name) for name in plain.columns]
+    return (dict(zip(names, row, strict=True)) for row in plain.itertuples(index=False, name=None))
+
+
+def _cell(column: Column, row: dict[str, object]) -> Cell:
+    value = row[column.name]
+    text = written(value, column.kind)
+    if column.kind == "range" and value is not None:
+        text = f"{written(value, 'time')} to {written(row[column.upper], 'time')}"
+    href = row.get(column.href)
+    return Cell(text, "" if value is None else str(value), str(href) if href else "")
+
+
+def written(value: object, kind: Kind) -> str:
+    """The value as a reader sees it; a dash where there is none."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, int | float):
+        return str(value)
+    return _written_number(value, kind)
+
+
+def _written_number(value: float, kind: Kind) -> str:
+    forms = {
+        "percent": f"{100 * value:.1f}%",
+        "ratio": f"{value:.2f}x",
+        "gigabytes": f"{value / 1e9:.0f}",
+        "count": f"{value:,.0f}",
+        "text": str(value),
+    }
+    return forms[kind] if kind in forms else _four_digits(value)
+
+
+def _four_digits(value: float) -> str:
+    """Four significant digits, never in exponent form."""
+    size = abs(value)
+    decimals = next((d for d, limit in enumerate((1000, 100, 10, 1)) if size >= limit), 4)
+    return f"{value:,.{decimals}f}"
