@@ -25,6 +25,8 @@ class Run:
 
     enqueue: Call
     num_launches: int
+    calls: tuple[Call, ...] = ()
+    """What is launched: a graph does not keep alive the memory that its launches use."""
 
 
 class Timer(Protocol):
@@ -70,7 +72,7 @@ class CudaTimer:
                     graph.capture_end()
                 raise
             graph.capture_end()
-        return Run(graph.replay, num_launches)
+        return Run(graph.replay, num_launches, tuple(calls))
 
     def rough_us(self, call: Call) -> float:
         """Events around one eager launch."""
@@ -125,4 +127,4 @@ def _eager_run(calls: Sequence[Call], num_launches: int) -> Run:
         for call in sequence:
             call()
 
-    return Run(enqueue, num_launches)
+    return Run(enqueue, num_launches, tuple(calls))

@@ -1,4 +1,4 @@
-"""A timer that reads times from functions instead of a clock, and counts what it ran."""
+"""A timer that asks a function instead of a clock, and remembers what it ran."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tilescout.tuner.timers import Call, Run
 
 
 class FakeTimer:
-    """Times each launch as what its ``Call`` returned when asked for its time.
+    """Asks a function for the time of a launch.
 
     Args:
         time_of: microseconds of one launch of a call.
@@ -18,21 +18,18 @@ class FakeTimer:
     def __init__(self, time_of: Callable[[Call], float], eager_overhead_us: float = 0.0) -> None:
         self._time_of = time_of
         self._eager_overhead_us = eager_overhead_us
-        self._calls: dict[int, Call] = {}
         self.num_timed_launches = 0
-        self.orders: list[list[int]] = []
+        self.sequences: list[list[Call]] = []
+        """First call of each run, for each time that runs were timed."""
 
     def prepare(self, calls: Sequence[Call], num_launches: int) -> Run:
-        run = Run(calls[0], num_launches)
-        self._calls[id(run)] = calls[0]
-        self._keep = [*getattr(self, "_keep", []), run]
-        return run
+        return Run(calls[0], num_launches, tuple(calls))
 
     def rough_us(self, call: Call) -> float:
         self.num_timed_launches += 1
         return self._time_of(call) + self._eager_overhead_us
 
     def time_us(self, runs: Sequence[Run]) -> list[float]:
-        self.orders.append([id(run) for run in runs])
+        self.sequences.append([run.calls[0] for run in runs])
         self.num_timed_launches += sum(run.num_launches for run in runs)
-        return [self._time_of(self._calls[id(run)]) for run in runs]
+        return [self._time_of(run.calls[0]) for run in runs]

@@ -75,8 +75,8 @@ def test_a_race_that_does_not_settle_ends_at_the_cap() -> None:
 
 def test_rounds_are_interleaved_and_rotate() -> None:
     _, timer = race([11.0, 10.0, 12.0], 0.001)
-    assert all(len(set(order)) == 3 for order in timer.orders)
-    first, second, third, fourth = timer.orders[:4]
+    assert all(len(set(sequence)) == 3 for sequence in timer.sequences)
+    first, second, third, fourth = timer.sequences[:4]
     assert second == [*first[1:], first[0]]
     assert third == [*second[1:], second[0]]
     assert fourth == first

@@ -13,6 +13,12 @@ def test_a_run_goes_round_the_calls() -> None:
     assert launched == [0, 1, 2, 0, 1, 2, 0]
 
 
+def test_a_run_keeps_what_it_launches() -> None:
+    """A graph refers to the scratch memory of its launchers by address alone."""
+    calls = [lambda: None, lambda: None]
+    assert WallTimer().prepare(calls, 5).calls == tuple(calls)
+
+
 def test_times_are_per_launch() -> None:
     run = WallTimer().prepare([lambda: time.sleep(0.004)], 5)
     (time_us,) = WallTimer().time_us([run])
