@@ -139,16 +139,20 @@ def paged_decode_kernel(
 ):
     """softmax2(q k^T * scale_log2) v over one run of tokens for BLOCK_H query heads.
 
-    Grid: (head tiles of all KV heads, work items). The matrix tile has at least 16 rows of heads
+    Grid: one axis, head tiles of all KV heads fastest, so that blocks which run side by side read
+    neighbouring heads of the same tokens; then work items. The matrix tile has at least 16 rows of heads
     (8 columns when swapped), of which BLOCK_H are real. A request with a single run writes its
     result; otherwise runs write partial results, merged by ``merge_kernel`` (MERGE "kernel") or by
     the block of the request that arrives last (MERGE "last_block").
     """
-    head_tile = tl.program_id(0)
+    TILES_PER_KV_HEAD: tl.constexpr = (GROUP_SIZE + BLOCK_H - 1) // BLOCK_H
+    HEAD_TILES: tl.constexpr = NUM_QO_HEADS // GROUP_SIZE * TILES_PER_KV_HEAD
+    head_tile = tl.program_id(0) % HEAD_TILES
+    work_item = tl.program_id(0) // HEAD_TILES
     request, first_item, run, count, length = _split_of_work_item(
         kv_indptr,
         kv_last_page_len,
-        tl.program_id(1),
+        work_item,
         batch,
         num_splits,
         split_tokens,
@@ -157,11 +161,10 @@ def paged_decode_kernel(
         BLOCK_B,
         SPLIT_RULE,
     )
-    split = tl.program_id(1) - first_item
+    split = work_item - first_item
     if (request >= batch) | (split >= count):
         return
 
-    TILES_PER_KV_HEAD: tl.constexpr = (GROUP_SIZE + BLOCK_H - 1) // BLOCK_H
     MIN_ROWS: tl.constexpr = 8 if SWAP_AB else 16
     ROWS: tl.constexpr = BLOCK_H if BLOCK_H > MIN_ROWS else MIN_ROWS
     kv_head = head_tile // TILES_PER_KV_HEAD
@@ -243,13 +246,13 @@ def paged_decode_kernel(
         if STORE_LSE:
             tl.store(lse + request * NUM_QO_HEADS + head, run_lse, is_head)
     else:
-        part = tl.program_id(1).to(tl.int64) * NUM_QO_HEADS + head
+        part = work_item.to(tl.int64) * NUM_QO_HEADS + head
         tl.store(partial_out + part[:, None] * HEAD_DIM + offs_d[None, :], acc, is_head[:, None])
         tl.store(partial_lse + part, run_lse, is_head)
         if MERGE == "last_block":
             # All threads' stores come before the one atomic, which publishes them.
             tl.debug_barrier()
-            arrival = arrivals + request * tl.num_programs(0) + head_tile
+            arrival = arrivals + request * HEAD_TILES + head_tile
             if tl.atomic_add(arrival, 1, sem="acq_rel") == count - 1:
                 tl.store(arrival, 0)  # ready for the next launch
                 first_head = kv_head * GROUP_SIZE + (head_tile % TILES_PER_KV_HEAD) * BLOCK_H

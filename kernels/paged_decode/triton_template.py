@@ -21,6 +21,7 @@ _MODULE = f"{__package__}.triton_kernel"
 _TRITON_TYPES = {"bfloat16": "bf16", "float16": "fp16"}
 _LOG2_E = math.log2(math.e)
 _MERGE_WARPS = 4
+MAX_BATCH = 65535
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class PagedDecodeTritonConfig:
         return cls(**config.as_dict())  # type: ignore[arg-type]
 
     def num_head_tiles(self, problem: PagedDecodeProblem) -> int:
-        """Head tiles over all KV heads: the first axis of the grid."""
+        """Head tiles over all KV heads: the fastest part of the grid."""
         return problem.num_kv_heads * -(-problem.group_size // self.block_h)
 
     def num_work_items(self, batch: int, max_tokens: int) -> int:
@@ -91,6 +92,8 @@ class PagedDecodeTriton(KernelTemplate):
             )
         if problem.page_size > 256:
             return f"page_size={problem.page_size} is above 256"
+        if problem.batch > MAX_BATCH:
+            return f"batch={problem.batch} is above {MAX_BATCH}, the second axis of a CUDA grid"
         if device.compute_capability < (9, 0):
             return f"compute capability {device.compute_capability_text} is below 9.0"
         return None
@@ -232,13 +235,12 @@ class PagedDecodeTritonLauncher:
         num_items = config.num_work_items(self.batch, inputs.kv_indices.numel() * cache.shape[2])
         heads, head_dim = q.shape[1:]
         scratch_items = num_items if config.is_split else 0
-        new = {"dtype": torch.float32, "device": q.device}
-        self.partial_out = torch.empty((scratch_items, heads, head_dim), **new)  # type: ignore[arg-type]
-        self.partial_lse = torch.empty((scratch_items, heads), **new)  # type: ignore[arg-type]
+        self.partial_out = q.new_empty((scratch_items, heads, head_dim), dtype=torch.float32)
+        self.partial_lse = q.new_empty((scratch_items, heads), dtype=torch.float32)
         head_tiles = config.num_head_tiles(problem)
         # Zero between launches: the last block of a request sets its counter back.
         self.arrivals = torch.zeros(self.batch * head_tiles, dtype=torch.int32, device=q.device)
-        self.grid = (head_tiles, num_items, 1)
+        self.grid = (head_tiles * num_items, 1, 1)
         self.merge_grid = (heads, self.batch, 1)
         self._kernels: dict[tuple[bool, bool], tuple[BoundTritonKernel, ...]] = {}
         self.arch = _arch_of(q.device)
