@@ -154,9 +154,10 @@ def _new_study(seed: int) -> optuna.Study:
         sampler = optuna.samplers.TPESampler(
             seed=seed, multivariate=True, group=True, constant_liar=True
         )
-    logger = logging.getLogger("optuna.study.study")
-    is_disabled, logger.disabled = logger.disabled, True
+    logger = logging.getLogger("optuna")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
     try:
         return optuna.create_study(sampler=sampler, direction="minimize")
     finally:
-        logger.disabled = is_disabled
+        logger.setLevel(level)

@@ -1,0 +1,167 @@
+"""The sampler: seeds first, valid and new configs only, and better than chance."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+from formula_evaluator import timing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tilescout.kernels.base import Config
+from tilescout.search_spaces.parameters import ActiveWhen, categorical, ordered
+from tilescout.search_spaces.space import Constraint, JointSpace, SearchSpace
+from tilescout.tuner.records import Evaluation, Provenance, TrialStatus
+from tilescout.tuner.search.nearest import UntriedConfigs
+from tilescout.tuner.search.sampler import TpeSampler
+
+
+def part(template: str) -> SearchSpace:
+    return SearchSpace(
+        template=template,
+        parameters=(
+            ordered("a", 1, 2, 3, 4),
+            categorical("mode", "x", "y"),
+            ordered("b", 1, 2, 4, active_when=ActiveWhen("mode", ("y",))),
+            categorical("flag", True, False),
+        ),
+        constraints=(Constraint("odd", lambda c: "a=3 is odd" if c["a"] == 3 else None),),
+        default=Config.of(template, {"a": 1, "mode": "x", "flag": True}),
+    )
+
+
+TWO_TEMPLATES = JointSpace((part("s"), part("t")))
+
+
+def told(config: Config, status: TrialStatus = TrialStatus.OK) -> Evaluation:
+    if status is TrialStatus.OK:
+        time_us = 1.0 + int(config["a"]) + (config.template == "s")
+        return Evaluation(config, status, Provenance.MEASURED, timing=timing(time_us))
+    return Evaluation(config, status, Provenance.MEASURED, "no luck")
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**20), batch=st.integers(1, 5))
+def test_asks_every_valid_config_once_over_all_templates(seed, batch):
+    sampler = TpeSampler(TWO_TEMPLATES, seed=seed)
+    asked: list[Config] = []
+    while configs := sampler.ask(batch):
+        assert len(configs) <= batch
+        asked += configs
+        for config in configs:
+            sampler.tell(told(config))
+    assert len(asked) == len(set(asked)) == TWO_TEMPLATES.count()
+    assert set(asked) == set(TWO_TEMPLATES)
+    assert sampler.ask(1) == []
+
+
+def test_first_configs_come_first_in_order_without_repeats_or_invalid_ones():
+    valid = list(TWO_TEMPLATES)
+    invalid = valid[0].replace(a=3)
+    sampler = TpeSampler(
+        TWO_TEMPLATES, seed=0, first=[valid[5], invalid, valid[2], valid[5], valid[9]]
+    )
+    sampler.tell(told(valid[2]))
+    assert sampler.ask(2) == [valid[5], valid[9]]
+
+
+def test_does_not_ask_for_what_it_was_told():
+    known = list(TWO_TEMPLATES)[:-3]
+    sampler = TpeSampler(TWO_TEMPLATES, seed=1)
+    for config in known:
+        sampler.tell(told(config, TrialStatus.CRASHED))
+    assert set(sampler.ask(10)) == set(TWO_TEMPLATES) - set(known)
+
+
+def test_same_seed_and_same_trials_give_same_proposals():
+    def course(seed: int) -> list[Config]:
+        sampler = TpeSampler(TWO_TEMPLATES, seed=seed)
+        asked = []
+        for _ in range(15):
+            (config,) = sampler.ask(1)
+            asked.append(config)
+            sampler.tell(told(config))
+        return asked
+
+    assert course(3) == course(3)
+    assert course(3) != course(4)
+
+
+def test_foreign_trial_outside_the_space_is_ignored():
+    sampler = TpeSampler(TWO_TEMPLATES, seed=0)
+    sampler.tell(told(Config.of("u", {"a": 1})))
+    assert len(sampler.ask(100)) == TWO_TEMPLATES.count()
+
+
+def large_space() -> JointSpace:
+    return JointSpace(
+        (
+            SearchSpace(
+                template="t",
+                parameters=tuple(ordered(name, *range(12)) for name in "abc"),
+                constraints=(),
+                default=Config.of("t", dict.fromkeys("abc", 0)),
+            ),
+        )
+    )
+
+
+def best_of(num_trials: int, seed: int, *, is_random: bool) -> float:
+    space = large_space()
+    pool = random.Random(seed).sample(list(space), num_trials)
+    sampler = TpeSampler(space, seed=seed)
+    best = float("inf")
+    for index in range(num_trials):
+        config = pool[index] if is_random else sampler.ask(1)[0]
+        time_us = 1.0 + sum(
+            abs(int(config[name]) - best_at) for name, best_at in (("a", 7), ("b", 3), ("c", 9))
+        )
+        best = min(best, time_us)
+        sampler.tell(
+            Evaluation(config, TrialStatus.OK, Provenance.MEASURED, timing=timing(time_us))
+        )
+    return best
+
+
+def test_learns_from_what_it_is_told():
+    seeds = range(6)
+    searched = statistics.mean(best_of(60, seed, is_random=False) for seed in seeds)
+    by_chance = statistics.mean(best_of(60, seed, is_random=True) for seed in seeds)
+    assert searched < 0.75 * by_chance
+
+
+def test_learns_to_avoid_a_template_that_fails():
+    sampler = TpeSampler(TWO_TEMPLATES, seed=2)
+    asked = []
+    for _ in range(24):
+        (config,) = sampler.ask(1)
+        asked.append(config.template)
+        fate = TrialStatus.OK if config.template == "t" else TrialStatus.COMPILE_ERROR
+        sampler.tell(told(config, fate))
+    late = asked[12:]
+    assert late.count("t") > late.count("s")
+
+
+def test_nearest_is_the_proposal_or_one_step_away():
+    untried = UntriedConfigs(TWO_TEMPLATES)
+    rng = random.Random(0)
+    config = Config.of("s", {"a": 2, "mode": "y", "b": 2, "flag": True})
+    assert untried.nearest(config, rng) == config
+    untried.remove(config)
+    moved = untried.nearest(config, rng)
+    assert moved in TWO_TEMPLATES.neighbours(config)
+    invalid = config.replace(a=3)
+    assert untried.nearest(invalid, rng) == config.replace(a=4)
+
+
+def test_nearest_goes_to_another_template_when_one_is_used_up():
+    untried = UntriedConfigs(TWO_TEMPLATES)
+    for config in part("s"):
+        untried.remove(config)
+        untried.remove(config)
+    assert len(untried) == part("t").count()
+    found = untried.nearest(part("s").default, random.Random(0))
+    assert found.template == "t"
+    for config in part("t"):
+        untried.remove(config)
+    assert untried.nearest(part("s").default, random.Random(0)) is None
