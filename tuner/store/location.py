@@ -5,6 +5,7 @@ Turns what goes wrong there into ``StoreError`` with the place and the repair.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,9 +44,9 @@ class Location:
             return cls._of_file(Path(location).expanduser())
         try:
             url = make_url(location)
-        except ArgumentError:
+        except (ArgumentError, ValueError):
             raise UsageError(
-                f"database {location!r} is not a valid URL: "
+                f"database {_without_password(location)!r} is not a valid URL: "
                 "give a path, sqlite:///PATH or postgresql+psycopg://USER@HOST/NAME"
             ) from None
         backend = url.get_backend_name()
@@ -72,6 +73,10 @@ class Location:
         return "the database in memory" if self.is_sqlite else repr(self.url)
 
 
+def _without_password(url: str) -> str:
+    return re.sub("//[^/]*@", "//***@", url)
+
+
 def _sqlite_code(error: BaseException) -> int:
     """SQLite's primary result code, 0 for another error."""
     original = error.orig if isinstance(error, DBAPIError) else error
@@ -91,8 +96,8 @@ def _advice(location: Location, code: int, timeout_s: float) -> str | None:
         "wait until that run ends or stop it, then start again",
         sqlite3.SQLITE_READONLY: "cannot be written: give its file and folder write permission, "
         "or choose another file with --db",
-        sqlite3.SQLITE_CANTOPEN: "cannot be opened: check that its folder exists and that "
-        "you may read and write there, or choose another file with --db",
+        sqlite3.SQLITE_CANTOPEN: "cannot be opened: check its folder and your rights there, "
+        "or choose another file with --db",
         sqlite3.SQLITE_CORRUPT: f"is damaged: {damaged}",
         sqlite3.SQLITE_NOTADB: f"is not a SQLite database, or it is damaged: {damaged}",
         sqlite3.SQLITE_FULL: "cannot grow, the disk is full: free some space; "

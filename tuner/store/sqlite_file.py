@@ -20,6 +20,8 @@ __all__ = ["connect_for_reading", "connect_for_writing", "leave_wal", "use_wal"]
 _NETWORK_FILE_SYSTEMS = frozenset(
     ("9p", "afs", "beegfs", "ceph", "cifs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "smbfs")
 )
+MOUNTS = Path("/proc/self/mounts")
+"""The kernel's list of mounted disks."""
 _WAL_FORMAT = 2
 _FORMAT_OFFSET = 18
 
@@ -108,12 +110,11 @@ def leave_wal(connection: sqlite3.Connection) -> bool:
 
 def _is_on_network(path: Path) -> bool:
     """Whether the file lies on a network disk, where WAL's shared memory does not work."""
-    mounts = Path("/proc/self/mounts")
-    if not mounts.exists():
+    if not MOUNTS.exists():
         return False
     place = path.absolute().resolve()
     longest, kind = "", ""
-    for line in mounts.read_text(errors="replace").splitlines():
+    for line in MOUNTS.read_text(errors="replace").splitlines():
         _, mount_point, file_system, *_ = line.split(" ")
         folder = mount_point.encode().decode("unicode_escape")
         is_inside = os.path.commonpath([folder, place]) == folder

@@ -121,7 +121,7 @@ class Writer:
             config_id=config_id,
             binary_set_id=self._binary_set(evaluation.facts),
             status=evaluation.status.value,
-            reason=evaluation.reason or None,
+            reason=_storable(evaluation.reason) or None,
             **encode_timing(evaluation.timing, keep_samples=keep_samples),
             max_abs_error=evaluation.max_abs_error,
             relative_rms_error=evaluation.relative_rms_error,
@@ -149,7 +149,7 @@ class Writer:
             values: dict[str, Any] = {
                 "final_rank": rank,
                 "status": evaluation.status.value,
-                "reason": evaluation.reason or None,
+                "reason": _storable(evaluation.reason) or None,
                 **encode_timing(evaluation.timing, keep_samples=True),
             }
             if evaluation.facts:
@@ -298,8 +298,14 @@ class Writer:
         return int(result.inserted_primary_key[0])
 
 
+def _storable(reason: str) -> str:
+    """The text without what no database takes: a compiler's message may hold any byte."""
+    return reason.replace("\0", "").encode(errors="replace").decode()
+
+
 def as_stored(evaluation: Evaluation, *, keep_samples: bool) -> Evaluation:
     """The evaluation as reading will give it back: samples dropped or rounded to float32."""
+    evaluation = replace(evaluation, reason=_storable(evaluation.reason))
     if evaluation.timing is None:
         return evaluation
     timing = evaluation.timing
