@@ -46,6 +46,7 @@ __all__ = [
     "Tier",
     "current_snapshot",
     "explain",
+    "find_device",
     "lookup",
     "refresh",
 ]
@@ -231,7 +232,7 @@ def lookup(
         DeviceError: no GPU was named and none is at hand.
     """
     return current_snapshot(databases).lookup(
-        problem, _device(gpu), policy=policy, allow_other_toolchain=allow_other_toolchain
+        problem, find_device(gpu), policy=policy, allow_other_toolchain=allow_other_toolchain
     )
 
 
@@ -245,7 +246,7 @@ def explain(
 ) -> Explanation:
     """Why ``lookup`` gives what it gives; the arguments are those of ``lookup``."""
     return current_snapshot(databases).explain(
-        problem, _device(gpu), policy=policy, allow_other_toolchain=allow_other_toolchain
+        problem, find_device(gpu), policy=policy, allow_other_toolchain=allow_other_toolchain
     )
 
 
@@ -294,7 +295,13 @@ def _file(database: str | Path) -> Path:
     return Path(text).expanduser()
 
 
-def _device(gpu: str | DeviceSpec | None) -> DeviceSpec:
+def find_device(gpu: str | DeviceSpec | None) -> DeviceSpec:
+    """The SKU of that name, the spec itself, or the GPU at hand for None.
+
+    Raises:
+        UnknownNameError: no such SKU.
+        DeviceError: there is no GPU.
+    """
     if isinstance(gpu, DeviceSpec):
         return gpu
     return _current_device() if gpu is None else _named_device(gpu)
@@ -309,11 +316,13 @@ def _named_device(sku: str) -> DeviceSpec:
 
 @cache
 def _current_device() -> DeviceSpec:
+    from .catalog import gpu_names
     from .environment import current_device
 
     device = current_device()
     if device is None:
-        raise DeviceError("no NVIDIA GPU is at hand: name one with gpu='h200' (--gpu h200)")
+        names = ", ".join(gpu_names())
+        raise DeviceError(f"no NVIDIA GPU is at hand: name one with gpu= (--gpu), of {names}")
     return device
 
 
@@ -363,7 +372,11 @@ def _notes(query: Query, winner: Winner | None) -> tuple[str, ...]:
 def _failure(query: Query, step: TierStep) -> str:
     problem, sku = query.problem, query.device.sku
     is_other_toolchain = any("toolchain" in refusal.reason for refusal in step.refused)
-    way_out = "allow it with allow_other_toolchain, or tune" if is_other_toolchain else "tune"
+    way_out = (
+        "allow it with allow_other_toolchain (--allow-other-toolchain), or tune"
+        if is_other_toolchain
+        else "tune"
+    )
     return (
         f"policy strict found no winner of {problem.op} {problem} on {sku}: {step.detail}; "
         f"{way_out} with `tilescout tune {_workload_with(problem)} --gpu {sku} --mode measure` "

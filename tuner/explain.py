@@ -78,6 +78,7 @@ class Explanation:
             {
                 "database": str(read.source.path),
                 "role": read.source.role,
+                "present": read.is_present,
                 "winners": len(read.rows) if read.is_present else None,
                 "of_this_op": _count_op(read.rows, self.problem.op) if read.is_present else None,
             }

@@ -10,9 +10,14 @@ from pathlib import Path
 
 from platformdirs import user_data_path
 
-from ..errors import UsageError
+from ..errors import StoreError, UsageError
 
-__all__ = ["DATABASE_VARIABLE", "shipped_database_path", "user_database_path"]
+__all__ = [
+    "DATABASE_VARIABLE",
+    "readable_databases",
+    "shipped_database_path",
+    "user_database_path",
+]
 
 DATABASE_VARIABLE = "TILESCOUT_DB"
 """Environment variable that names the user's database file."""
@@ -40,3 +45,18 @@ def user_database_path() -> Path:
 def shipped_database_path() -> Path:
     """The database that came with the package; the file need not exist."""
     return Path(__file__).resolve().parents[1] / "results.db"
+
+
+def readable_databases() -> tuple[Path, ...]:
+    """The databases read where none is named: shipped, then the user's, where they exist.
+
+    Raises:
+        StoreError: there is none.
+    """
+    found = tuple(p for p in (shipped_database_path(), user_database_path()) if p.exists())
+    if not found:
+        raise StoreError(
+            f"no database yet: {str(user_database_path())!r} does not exist; make one with "
+            "`tilescout tune`, or name one with --db"
+        )
+    return found

@@ -143,13 +143,13 @@ def _require_schema(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _unreadable(path: Path, error: sqlite3.Error) -> StoreError:
-    name = str(path)
-    if "locked" in str(error) or "busy" in str(error):
+    name, code = str(path), error.sqlite_errorcode & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StoreError(
             f"database {name!r} is locked by another process for longer than "
             f"{LOCK_TIMEOUT_S:g} s: wait until that process ends, or end it, and try again"
         )
-    if "unable to open" in str(error) or "readonly" in str(error):
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY):
         return StoreError(
             f"database {name!r} cannot be opened ({error}): check the permissions of the file "
             "and its folder"
