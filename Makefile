@@ -5,7 +5,8 @@ SHELL := /bin/bash
 
 VENV ?= .venv
 BIN := $(VENV)/bin
-TUNE_ARGS ?=
+# Four minutes on two cores at most; a finished search is only read again.
+TUNE_ARGS ?= --time-budget 200
 PYTEST_ARGS ?= -n auto -q
 REPORT ?= build/report
 
