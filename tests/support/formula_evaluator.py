@@ -16,15 +16,15 @@ def timing(time_us: float) -> Timing:
 class FormulaEvaluator:
     """Evaluates by ``toy_time_us``; ``fate`` may turn a config into a failure."""
 
-    provenance = Provenance.MEASURED
-
     def __init__(
         self,
         *,
+        provenance: Provenance = Provenance.MEASURED,
         capacity: int = 2,
         fate: Callable[[Config], tuple[TrialStatus, str] | None] = lambda config: None,
         interrupt_after: int | None = None,
     ) -> None:
+        self.provenance = provenance
         self.capacity = capacity
         self.evaluated: list[Config] = []
         self.finalists: list[Config] = []

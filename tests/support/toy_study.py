@@ -38,11 +38,12 @@ def toy_key(device: DeviceSpec, problem: toy_op.ToyProblem, **changes) -> StudyK
 def search_toy(store, device, *, size=64, evaluator=None, listener=None, **changes):
     """Runs (or goes on with) the study of one toy problem."""
     problem = toy_op.ToyProblem(size=size)
-    study = store.study(toy_key(device, problem), seed=0)
+    evaluator = evaluator or FormulaEvaluator()
+    study = store.study(toy_key(device, problem, provenance=evaluator.provenance), seed=0)
     limits = {"num_trials": 20, "deadline": None, "seed": 0, "num_finalists": 3, **changes}
     return run_study(
         space=joint_space(problem, device),
-        evaluator=evaluator or FormulaEvaluator(),
+        evaluator=evaluator,
         store=store,
         study=study,
         listener=listener or RecordingListener(),
