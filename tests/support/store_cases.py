@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import toy_op
 from tilescout.kernels.base import Config
@@ -138,11 +139,17 @@ def predicted(index: int, median_us: float) -> Evaluation:
 
 def without_samples(evaluation: Evaluation) -> Evaluation:
     """The evaluation as a trial that is no finalist keeps it."""
-    from dataclasses import replace
-
     if evaluation.timing is None:
         return evaluation
     return replace(evaluation, timing=replace(evaluation.timing, samples_us=()))
+
+
+def as_final(rng: random.Random, evaluation: Evaluation) -> Evaluation:
+    """The trial measured again, with samples that tick like a GPU's timer, in about 32 ns."""
+    assert evaluation.timing is not None
+    ticks = evaluation.timing.median_us / 0.032
+    samples = tuple(round(rng.gauss(ticks, 16)) * 0.032 for _ in range(300))
+    return replace(evaluation, timing=replace(evaluation.timing, samples_us=samples))
 
 
 def synthetic_trial(rng: random.Random, index: int) -> Evaluation:
@@ -178,9 +185,7 @@ def synthetic_trial(rng: random.Random, index: int) -> Evaluation:
             median_us * rng.uniform(1, 1.03),
             median_us * rng.uniform(0.99, 1),
             median_us * rng.uniform(1, 1.01),
-            # A GPU's timer ticks in steps of about 32 ns.
-            tuple(round(rng.gauss(median_us, 0.5) / 0.032) * 0.032 for _ in range(300)),
-            300,
+            num_samples=300,
         ),
         facts=(
             BinaryFacts(

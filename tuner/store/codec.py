@@ -190,7 +190,7 @@ def decode_samples(where: str, data: object, num_samples: int) -> tuple[float, .
     except zlib.error as error:
         raise UsageError(f"{where} cannot be unpacked: {error}") from None
     if len(raw) != 4 * num_samples:
-        raise UsageError(f"{where} does not hold num_samples={num_samples} values")
+        raise UsageError(f"{where} must hold num_samples={num_samples} values")
     packed = array("f", raw)
     if sys.byteorder == "big":
         packed.byteswap()
@@ -217,16 +217,16 @@ def encode_timing(timing: Timing | None, *, keep_samples: bool) -> dict[str, Any
     return columns
 
 
-def decode_timing(where: str, row: Any) -> Timing | None:
+def decode_timing(row: Any) -> Timing | None:
     """The timing of a trial row, or None where it has none."""
     if row.median_us is None:
         return None
     spread = [row.p10_us, row.p90_us, row.ci_low_us, row.ci_high_us]
     values = [row.median_us, *(row.median_us if v is None else v for v in spread)]
     if not all(map(is_number, values)) or not is_integer(row.num_samples):
-        raise UsageError(f"{where} has a time that is no number: {values}, {row.num_samples!r}")
+        raise UsageError(f"times {values} of {row.num_samples!r} samples must be numbers")
     median, p10, p90, low, high = map(float, values)
-    samples = decode_samples(f"{where} samples", row.samples, row.num_samples)
+    samples = decode_samples("samples", row.samples, row.num_samples)
     return Timing(median, p10, p90, low, high, samples, row.num_samples)
 
 

@@ -228,7 +228,7 @@ class Reader:
             status=_STATUSES[row.status],
             provenance=_provenance(row.provenance),
             reason=str(row.reason or ""),
-            timing=decode_timing("its", row),
+            timing=decode_timing(row),
             facts=facts[row.binary_set_id] if row.binary_set_id is not None else (),
             max_abs_error=_error_size("max_abs_error", row.max_abs_error),
             relative_rms_error=_error_size("relative_rms_error", row.relative_rms_error),

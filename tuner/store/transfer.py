@@ -7,7 +7,7 @@ file or none, and the same file twice changes nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
@@ -60,7 +60,8 @@ def export_json(
         for study in reader.studies(*study_filter(op, skus)):
             found = reader.trials(TrialRow.study_id == study.study_id)
             trials.extend(_trial_dict(study, trial) for trial in found)
-        winners = [_winner_dict(winner) for winner in reader.winners(op, skus)]
+        exported = {trial["trial_id"] for trial in trials}
+        winners = [_winner_dict(winner, exported) for winner in reader.winners(op, skus)]
     return {"schema": SCHEMA_VERSION, "trials": trials, "winners": winners}
 
 
@@ -140,11 +141,12 @@ def _trial_dict(study: StudyRecord, trial: TrialRecord) -> dict[str, Any]:
     }
 
 
-def _winner_dict(winner: WinnerRecord) -> dict[str, Any]:
+def _winner_dict(winner: WinnerRecord, exported: Collection[int]) -> dict[str, Any]:
     return {
         **_identity(winner.study.key, winner.trial.evaluation),
         "trial_id": winner.trial.trial_id,
-        "finals": list(winner.finals),
+        # A damaged row among the finals must not keep the others from being imported.
+        "finals": [trial_id for trial_id in winner.finals if trial_id in exported],
         "decided_at": _iso(winner.decided_at),
     }
 
