@@ -204,10 +204,18 @@ class _Context(SpawnContext):
 def _start_worker(log_dir: str, initializer: Callable[[], None] | None) -> None:
     """Makes this process a group of its own that dies with the parent and talks to a file."""
     os.setpgid(0, 0)
-    signal.signal(signal.SIGTERM, lambda *_: _kill_group())
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     parent = multiprocessing.parent_process()
     assert parent is not None
+    parent_pid = parent.pid
+
+    def parent_ended(*_: object) -> None:
+        # Linux sends this when the thread that started us ends, too.
+        if os.getppid() != parent_pid:
+            _kill_group()
+
+    signal.signal(signal.SIGTERM, lambda *_: _kill_group())
+    signal.signal(signal.SIGHUP, parent_ended)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
     threading.Thread(target=_watch, args=(parent.sentinel,), daemon=True).start()
     log = os.open(Path(log_dir, f"{os.getpid()}.log"), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):

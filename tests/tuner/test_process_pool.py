@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -91,6 +92,15 @@ def test_idle_worker_that_dies_is_replaced(pool):
     os.kill(worker, signal.SIGKILL)
     wait_until_gone(worker)
     assert pool.submit(30, pool_jobs.add, 1, b=1).result() == 2
+
+
+def test_worker_outlives_the_thread_that_started_it(pool):
+    first: list[int] = []
+    thread = threading.Thread(target=lambda: first.append(pool.submit(30, os.getpid).result()))
+    thread.start()
+    thread.join()
+    time.sleep(0.2)
+    assert pool.submit(30, os.getpid).result() == first[0]
 
 
 def test_close_cancels_what_has_not_ended(tmp_path):

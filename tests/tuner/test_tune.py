@@ -136,12 +136,13 @@ def test_nothing_supported_is_an_error(toy, tmp_path):
             tune(str(path), gpus=["h200"], db=tmp_path / "a.db", dry_run=dry_run)
 
 
-def test_study_without_winner_says_why(workload, monkeypatch, tmp_path):
+def test_study_without_winner_says_why(workload, monkeypatch, tmp_path, caplog):
     def make(problem, device, *, pool):
         return predicting(fate=lambda c: (TrialStatus.CRASHED, "the process died"))
 
     monkeypatch.setattr("tilescout.tuner.tune.PredictEvaluator", make)
     summary = tune(workload, gpus=["h200"], trials=3, db=tmp_path / "a.db")
+    assert "toy 64 on h200: no config worked" in caplog.text
     row = summary.rows[0]
     assert row.config is row.time_us is row.template is row.speedup is None
     assert row.num_trials == {"crashed": 3}

@@ -25,13 +25,13 @@ Bound = Literal["memory", "latency", "matrix", "issue"]
 class CostConstants:
     """What the model assumes of every device; docs/prediction.md says where each comes from."""
 
-    memory_efficiency: float = 0.92
+    memory_efficiency: float = 0.93
     """Share of the peak bandwidth that a long streaming read reaches."""
     memory_latency_us: float = 0.8
     """From a request to its data while the memory is busy."""
-    launch_us: float = 1.5
+    launch_us: float = 2.5
     """From one kernel to the next inside a CUDA graph: launch, ramp-up and drain."""
-    warp_mma_share: float = 0.63
+    warp_mma_share: float = 0.6
     """Share of the peak rate that warp-level matrix instructions reach on devices that have
     group-level ones (Hopper, Blackwell data centre)."""
     matrix_efficiency: float = 0.8
