@@ -27,6 +27,8 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 DOCUMENTS = [README, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md"))]
 DOCUMENTS += sorted((ROOT / "docs").glob("*.md"))
+WIDTH = 96
+"""Characters of a shown output line; the rest of a wide table is cut."""
 BY_NAME = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 
 
@@ -64,6 +66,13 @@ def run(arguments: list[str], folder: Path) -> str:
     return done.stdout
 
 
+def fit_to_print(output: str, folder: Path) -> str:
+    """The output without the paths of this machine, and not wider than the page."""
+    text = output.replace(str(folder), "...").replace(str(ROOT), "...")
+    lines = (line.rstrip() for line in text.splitlines())
+    return "".join(f"{line[:WIDTH]} ...\n" if len(line) > WIDTH else f"{line}\n" for line in lines)
+
+
 def first_words(output: str) -> list[str]:
     """What stays of an output when times and choices change: the first word of each line."""
     return [line.split()[0] for line in output.splitlines() if line.strip()]
@@ -76,7 +85,9 @@ def test_console_blocks_of_the_readme_show_true_output(tmp_path, request):
     for block in blocks(README, "console"):
         found = list(commands(block))
         assert found
-        outputs = [run(shlex.split(command.line), tmp_path) for command in found]
+        outputs = [
+            fit_to_print(run(shlex.split(command.line), tmp_path), tmp_path) for command in found
+        ]
         shown += [first_words(command.output) for command in found]
         true += [first_words(output) for output in outputs]
         pairs = zip(found, outputs, strict=True)
