@@ -12,10 +12,10 @@ from .tables import Column
 
 __all__ = ["COLUMNS"]
 
-_OP = Column("op", "op")
-_PROBLEM = Column("problem", "problem", href="problem_href")
-_SKU = Column("sku", "SKU")
-_PROVENANCE = Column("provenance", "provenance")
+_OP = Column("op", "op", is_identity=True)
+_PROBLEM = Column("problem", "problem", href="problem_href", is_identity=True)
+_SKU = Column("sku", "SKU", is_identity=True)
+_PROVENANCE = Column("provenance", "provenance", is_identity=True)
 _STATE = Column("state", "state")
 _POLICY = Column("policy", "policy")
 _TRIALS = Column("num_trials", "trials", "count")
@@ -71,33 +71,33 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = MappingProxyType(
             _STATE,
             _TRIALS,
             _BY_STATUS,
-            Column("default_status", "default ended"),
+            Column("default_status", "default ended", is_printed=False),
             Column("baseline", "baseline"),
-            Column("baseline_time_us", "baseline (us)", "time"),
-            Column("speedup_over_baseline", "speed-up over baseline", "ratio"),
-            Column("roofline_us", "roofline (us)", "time"),
-            Column("num_samples", "samples", "count"),
+            Column("baseline_time_us", "baseline (us)", "time", is_printed=False),
+            Column("speedup_over_baseline", "speed-up over baseline", "ratio", is_printed=False),
+            Column("roofline_us", "roofline (us)", "time", is_printed=False),
+            Column("num_samples", "samples", "count", is_printed=False),
             *_DATED,
-            Column("workload", "workload"),
-            Column("trial_id", "trial id"),
+            Column("workload", "workload", is_printed=False),
+            Column("trial_id", "trial id", is_printed=False),
         ),
         "comparison": (
             _OP,
             _PROBLEM,
-            Column("base_sku", "base"),
+            Column("base_sku", "base", is_identity=True),
             Column("base_time_us", "base time (us)", "time"),
-            Column("base_provenance", "base provenance"),
+            Column("base_provenance", "base provenance", is_identity=True),
             _SKU,
             Column("time_us", "time (us)", "time"),
             _PROVENANCE,
             Column("speedup", "times as fast as base", "ratio"),
-            Column("speedup_provenance", "provenance of the ratio"),
+            Column("speedup_provenance", "provenance of the ratio", is_identity=True),
             Column("bandwidth_ratio", "bandwidth alone would give", "ratio"),
             Column("speedup_over_bandwidth_ratio", "ratio over bandwidth's", "ratio"),
-            Column("peak_ratio", "peak rate alone would give", "ratio"),
+            Column("peak_ratio", "peak rate alone would give", "ratio", is_printed=False),
             Column("roofline_ratio", "roofline would give", "ratio"),
             Column("changed_parameters", "changed in the winner (base -> SKU)"),
-            Column("base_share_of_roofline", "base share of roofline", "percent"),
+            Column("base_share_of_roofline", "base share of roofline", "percent", is_printed=False),
             Column("share_of_roofline", "share of roofline", "percent"),
             Column("base_state", "base state"),
             _STATE,
@@ -136,8 +136,8 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = MappingProxyType(
             _BY_STATUS,
             Column("compile_s", "compiling (s)", "time"),
             Column("measure_s", "on the GPU (s)", "time"),
-            Column("seed", "seed"),
-            Column("created", "created (UTC)"),
+            Column("seed", "seed", is_printed=False),
+            Column("created", "created (UTC)", is_printed=False),
             *_DATED,
         ),
         "failures": (

@@ -89,9 +89,9 @@ def render_page(
     )
     names = _ProblemNames(current)
     tables = {
-        name: _table(names.shortened(frame), name)
+        name: _table(names.shortened(frame), name) if len(frame) else None
         for name, frame in frames.named()
-        if name in COLUMNS and len(frame)
+        if name in COLUMNS
     }
     return environment.get_template("template.html").render(
         version=__version__,

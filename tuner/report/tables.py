@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +26,10 @@ class Column:
     """For a range, the column with its upper end."""
     href: str = ""
     """The column with the target of a link, where the frame has it."""
+    is_identity: bool = False
+    """Whether it tells what a row is about, so that every printed row has it."""
+    is_printed: bool = True
+    """False for detail that paper leaves to the CSV file."""
 
     @property
     def is_number(self) -> bool:
@@ -52,14 +56,38 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     csv: str
     """Name of the CSV file with all its columns."""
+    constants: Mapping[str, str]
+    """Columns that are alike in all rows, with their text: paper has them once, above."""
+
+    @property
+    def constants_text(self) -> str:
+        """The constants in words."""
+        headings = {column.name: column.heading for column in self.columns if column.is_printed}
+        told = [f"{headings[n]}: {text}" for n, text in self.constants.items() if n in headings]
+        return "; ".join(told)
+
+    def css_class(self, column: Column) -> str:
+        """How the cells of a column are drawn."""
+        is_on_paper = column.is_printed and column.name not in self.constants
+        parts = ["number" if column.is_number else "", "" if is_on_paper else "screen"]
+        return " ".join(filter(None, parts))
 
 
 def make_table(
     frame: pd.DataFrame, columns: Sequence[Column], *, table_id: str, caption: str, csv: str
 ) -> Table:
     """The table of these columns of a frame; a column empty in every row is still shown."""
-    cells = [[_cell(column, row) for column in columns] for row in _records(frame)]
-    return Table(table_id, caption, tuple(columns), tuple(map(tuple, cells)), csv)
+    cells = tuple(tuple(_cell(column, row) for column in columns) for row in _records(frame))
+    return Table(table_id, caption, tuple(columns), cells, csv, _constants(columns, cells))
+
+
+def _constants(columns: Sequence[Column], cells: Sequence[Sequence[Cell]]) -> Mapping[str, str]:
+    alike: dict[str, str] = {}
+    for index, column in enumerate(columns):
+        texts = {row[index].text for row in cells}
+        if not column.is_identity and not column.is_number and len(texts) == 1:
+            alike[column.name] = texts.pop()
+    return alike
 
 
 def _records(frame: pd.DataFrame) -> Iterable[dict[str, object]]:
