@@ -28,7 +28,7 @@ README = ROOT / "README.md"
 DOCUMENTS = [README, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md"))]
 DOCUMENTS += sorted((ROOT / "docs").glob("*.md"))
 WIDTH = 96
-"""Characters of a shown output line; the rest of a wide table is cut."""
+"""Characters shown of an output line."""
 BY_NAME = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 
 
@@ -67,10 +67,18 @@ def run(arguments: list[str], folder: Path) -> str:
 
 
 def fit_to_print(output: str, folder: Path) -> str:
-    """The output without the paths of this machine, and not wider than the page."""
+    """The output without the paths of this machine, the middle of wide lines cut out."""
     text = output.replace(str(folder), "...").replace(str(ROOT), "...")
-    lines = (line.rstrip() for line in text.splitlines())
-    return "".join(f"{line[:WIDTH]} ...\n" if len(line) > WIDTH else f"{line}\n" for line in lines)
+    lines = text.splitlines()
+    if any(line.startswith("─") for line in lines):  # a table: cut all rows at one place
+        longest = max(map(len, lines))
+        lines = [line.ljust(longest) for line in lines]
+    return "".join(f"{cut(line)}\n" for line in lines)
+
+
+def cut(line: str) -> str:
+    half = WIDTH // 2
+    return (line if len(line) <= WIDTH else f"{line[:half]} ... {line[-half:]}").rstrip()
 
 
 def first_words(output: str) -> list[str]:
