@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _run(arguments: Sequence[str]) -> None:
     try:
-        app(arguments)
+        app(arguments, prog_name="tilescout")
     finally:
         # Here a reader that has gone can still be told from a bug; at exit it cannot.
         sys.stdout.flush()

@@ -65,7 +65,7 @@ def report(
 
 def export(
     file: Annotated[
-        str, typer.Argument(metavar="[FILE]", help="Where to write; - is standard output.")
+        str, typer.Argument(metavar="FILE", help="Where to write; - is standard output.")
     ] = STANDARD_STREAM,
     op: OpFilter = None,
     gpu: GpuFilter = None,

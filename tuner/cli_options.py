@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -102,9 +104,10 @@ def parse_problem(op: str, items: Sequence[str], *, complete: bool = False) -> P
 
     values: dict[str, object] = dict(parse_assignments(items))
     problem_type = operation(op).problem_type
-    if complete:
-        # Unknown keys and bad values must be blamed on what was typed, so the merge comes first.
-        values = {**first_problem(op).as_dict(), **values}
+    if complete and any(field.name not in values for field in fields(problem_type)):
+        # An operation without a workload still has the defaults of its fields.
+        with suppress(UsageError):
+            values = {**first_problem(op).as_dict(), **values}
     return problem_type.from_dict(values)
 
 

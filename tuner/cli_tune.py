@@ -27,7 +27,7 @@ FOUND_COLUMNS = (
 PLANNED_COLUMNS = ("problem", "sku", "provenance", "space_size", "expected_s", "reason")
 
 _Workload = Annotated[
-    str, typer.Argument(metavar="[WORKLOAD]", help="Name of a workload, path of a file, or all.")
+    str, typer.Argument(metavar="WORKLOAD", help="Name of a workload, path of a file, or all.")
 ]
 _Gpus = Annotated[
     str, typer.Option("--gpu", metavar="auto|A,B", help="SKUs; auto is the GPU at hand.")
