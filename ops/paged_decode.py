@@ -152,7 +152,7 @@ def _on_device(device: torch.device) -> AbstractContextManager[object]:
 def _device_spec(device: torch.device) -> DeviceSpec:
     if device.type == "cuda":
         return _gpu_spec()
-    import triton  # type: ignore[import-untyped]
+    import triton
 
     if device.type == "cpu" and triton.knobs.runtime.interpret:
         return _interpreter_spec()
