@@ -102,6 +102,8 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = MappingProxyType(
             Column("base_state", "base state"),
             _STATE,
             _POLICY,
+            Column("base_device", "base device"),
+            Column("device", "device"),
             Column("base_versions", "base versions"),
             Column("versions", "versions"),
             Column("base_date", "base date (UTC)"),

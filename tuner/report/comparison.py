@@ -32,7 +32,9 @@ class ComparisonRow:
     problem: str
     policy: str
     base_sku: str
+    base_device: str
     sku: str
+    device: str
     base_time_us: float
     base_provenance: str
     time_us: float
@@ -107,7 +109,9 @@ def _compare(base: Search, other: Search) -> ComparisonRow:
         problem=str(problem),
         policy=str(other.key.policy),
         base_sku=base.sku,
+        base_device=base_device.name,
         sku=other.sku,
+        device=device.name,
         base_time_us=base_us,
         base_provenance=base.key.provenance.value,
         time_us=time_us,

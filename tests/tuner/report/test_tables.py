@@ -80,9 +80,7 @@ def test_columns_of_the_page_exist_in_the_frames():
 def test_every_table_of_the_page_says_provenance_versions_device_and_date():
     for name, columns in COLUMNS.items():
         shown = {column.name for column in columns}
-        # In a comparison the two SKUs stand for their devices.
-        device = "sku" if name == "comparison" else "device"
-        assert {"provenance", "versions", "date", device} <= shown, name
+        assert {"provenance", "versions", "date", "device"} <= shown, name
 
 
 def test_frames_keep_integers_with_gaps_as_integers():
