@@ -58,7 +58,12 @@ class TritonKernelSpec:
                 (names.index(name),): [["tt.divisibility", 16]] for name in sorted(self.aligned)
             },
         )
-        options: dict[str, Any] = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        options: dict[str, Any] = {
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            # Stated because the default changes with Triton 3.10, and with it every last bit.
+            "enable_fp_fusion": True,
+        }
         if self.maxnreg is not None:
             options["maxnreg"] = self.maxnreg
         return triton.compile(source, target=GPUTarget("cuda", arch, WARP_SIZE), options=options)

@@ -17,7 +17,10 @@ from .compile_pool import short_reason
 from .process_pool import JobCrashedError, JobTimeoutError, WorkerPool
 from .worker import Task
 
-__all__ = ["GpuWorker"]
+__all__ = ["SETUP_TIMEOUT_S", "GpuWorker"]
+
+SETUP_TIMEOUT_S = 300.0
+"""Limit for starting a process and making its inputs."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,16 +30,30 @@ _JOBS_PER_PROCESS = 500
 
 
 class GpuWorker:
-    """Runs jobs for one task, one at a time; only ``close`` may come from another thread."""
+    """Runs jobs for one task after another, one job at a time.
 
-    def __init__(self, task: Task, *, setup_timeout_s: float) -> None:
+    Only ``close`` may come from another thread than the jobs.
+    """
+
+    def __init__(self, *, setup_timeout_s: float = SETUP_TIMEOUT_S) -> None:
         """Starts nothing yet."""
-        self._task = task
+        self._task: Task | None = None
         self._setup_timeout_s = setup_timeout_s
         self._lock = threading.Lock()
         self._pool: WorkerPool | None = None
         self._num_jobs = 0
         self._is_closed = False
+
+    def take_on(self, task: Task) -> None:
+        """Makes ``task`` what jobs are about; the process, where there is one, stays.
+
+        Raises:
+            DeviceError: no process can be made ready for the task.
+            CancelledError: ``close`` was called.
+        """
+        self._task = task
+        if self._pool is not None:
+            self._make_inputs(self._pool, task)
 
     def run(self, timeout_s: float, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs one job and waits for it.
@@ -85,13 +102,17 @@ class GpuWorker:
             if self._is_closed:
                 raise CancelledError
             pool = self._pool = WorkerPool(1)
+        assert self._task is not None, "take_on() comes before the first job"
+        self._make_inputs(pool, self._task)
+        return pool
+
+    def _make_inputs(self, pool: WorkerPool, task: Task) -> None:
         try:
-            pool.submit(self._setup_timeout_s, worker.prepare, self._task).result()
+            pool.submit(self._setup_timeout_s, worker.prepare, task).result()
         except (JobCrashedError, JobTimeoutError, RuntimeError, MemoryError) as error:
             self.discard()
             raise DeviceError(
-                f"cannot prepare {self._task.torch_device} for {self._task.op} problem "
-                f"{self._task.problem}: {short_reason(error)}; free the device's memory, see "
-                "`tilescout env`, or choose a smaller problem"
+                f"cannot prepare {task.torch_device} for {task.op} problem {task.problem}: "
+                f"{short_reason(error)}; free the device's memory, see `tilescout env`, or choose "
+                "a smaller problem"
             ) from error
-        return pool

@@ -18,6 +18,7 @@ from .catalog import Budget, WorkloadProblem
 from .compile_pool import CompilePool, default_num_workers
 from .evaluators.base import Evaluator
 from .evaluators.predict import PredictEvaluator
+from .gpu_worker import GpuWorker
 from .paths import user_database_path
 from .prediction.roofline import share_of_roofline
 from .progress import LoggingListener, ProgressListener
@@ -123,6 +124,7 @@ class _Run:
         self._seed = seed
         self._listener = listener
         self._compilers: CompilePool | None = None
+        self._measuring: tuple[CompilePool, GpuWorker] | None = None
         budget_s = limits.time_budget_s
         self._end = None if budget_s is None else time.monotonic() + budget_s
 
@@ -178,8 +180,13 @@ class _Run:
                 self._compilers = self._resources.enter_context(CompilePool())
             return PredictEvaluator(problem, device, pool=self._compilers)
         # Loads the parts that need a GPU only where one is used.
-        from .evaluators.measure import MeasureEvaluator
+        from .evaluators.measure import MeasureEvaluator, measuring_compile_pool
 
+        if self._measuring is None:
+            # Closed in the opposite order: what is queued for the GPU ends with the worker.
+            compilers = self._resources.enter_context(measuring_compile_pool())
+            self._measuring = compilers, self._resources.enter_context(closing(GpuWorker()))
+        compilers, gpu = self._measuring
         times = [
             record.evaluation.time_us
             for record in self._store.trials(study.study_id)
@@ -187,7 +194,13 @@ class _Run:
         ]
         policy = study.key.policy
         return MeasureEvaluator(
-            problem, device, policy, best_us=min(times, default=None), seed=self._seed
+            problem,
+            device,
+            policy,
+            compilers=compilers,
+            gpu=gpu,
+            best_us=min(times, default=None),
+            seed=self._seed,
         )
 
 

@@ -105,12 +105,15 @@ _state: _State | None = None
 
 
 def prepare(task: Task) -> int:
-    """Makes the inputs of the problem; the first job of every worker.
+    """Makes the inputs of the problem in the place of the last one's; the first job of a task.
 
     Returns:
         How many copies of the data the timing rotates.
     """
-    global _state  # noqa: PLW0603  (a worker process serves one problem all its life)
+    global _state  # noqa: PLW0603  (a worker process serves one problem at a time)
+    if _state is not None:
+        _state = None
+        _free_memory()
     registry.register(task.op, task.op_module)
     operation = registry.operation(task.op)
     is_cuda = task.torch_device.startswith("cuda")

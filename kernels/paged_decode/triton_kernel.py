@@ -140,10 +140,10 @@ def paged_decode_kernel(
     """softmax2(q k^T * scale_log2) v over one run of tokens for BLOCK_H query heads.
 
     Grid: one axis, head tiles of all KV heads fastest, so that blocks which run side by side read
-    neighbouring heads of the same tokens; then work items. The matrix tile has at least 16 rows of heads
-    (8 columns when swapped), of which BLOCK_H are real. A request with a single run writes its
-    result; otherwise runs write partial results, merged by ``merge_kernel`` (MERGE "kernel") or by
-    the block of the request that arrives last (MERGE "last_block").
+    neighbouring heads of the same tokens; then work items. The matrix tile has at least 16 rows of
+    heads (8 columns when swapped), of which BLOCK_H are real. A request with a single run writes
+    its result; otherwise runs write partial results, merged by ``merge_kernel`` (MERGE "kernel")
+    or by the block of the request that arrives last (MERGE "last_block").
     """
     TILES_PER_KV_HEAD: tl.constexpr = (GROUP_SIZE + BLOCK_H - 1) // BLOCK_H
     HEAD_TILES: tl.constexpr = NUM_QO_HEADS // GROUP_SIZE * TILES_PER_KV_HEAD

@@ -14,7 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
+from typing import TypeVar
 
 from ...kernels import registry
 from ...kernels.base import Config, Problem
@@ -28,14 +30,20 @@ from ..process_pool import JobCrashedError, JobTimeoutError
 from ..records import Evaluation, MeasurementPolicy, Provenance, TrialStatus
 from ..worker import Outcome, Task
 
-__all__ = ["RUN_TIMEOUT_S", "MeasureEvaluator"]
+__all__ = ["RUN_TIMEOUT_S", "MeasureEvaluator", "measuring_compile_pool"]
 
 RUN_TIMEOUT_S = 60.0
-_SETUP_TIMEOUT_S = 300.0
 _QUEUED_FOR_GPU = 2
 _MAX_REASON = 200
 
+_R = TypeVar("_R", bound="CompilePool | GpuWorker")
+
 _log = logging.getLogger(__name__)
+
+
+def measuring_compile_pool(timeout_s: float = COMPILE_TIMEOUT_S) -> CompilePool:
+    """Compilers beside a GPU worker: one core is left to it."""
+    return CompilePool(max(1, default_num_workers() - 1), timeout_s=timeout_s)
 
 
 class MeasureEvaluator:
@@ -49,10 +57,9 @@ class MeasureEvaluator:
         device: DeviceSpec,
         policy: MeasurementPolicy | None = None,
         *,
-        num_compile_workers: int | None = None,
-        compile_timeout_s: float = COMPILE_TIMEOUT_S,
+        compilers: CompilePool | None = None,
+        gpu: GpuWorker | None = None,
         run_timeout_s: float = RUN_TIMEOUT_S,
-        setup_timeout_s: float = _SETUP_TIMEOUT_S,
         settings: MeasureSettings | None = None,
         torch_device: str | None = None,
         best_us: float | None = None,
@@ -64,10 +71,11 @@ class MeasureEvaluator:
             problem: The problem to measure.
             device: The GPU at hand.
             policy: How kernels are launched and what the L2 holds.
-            num_compile_workers: Compiling processes; default one less than there are cores.
-            compile_timeout_s: Limit for compiling one config.
+            compilers: Compiles; stays open at ``close``. Default: a pool of its own, of one
+                process less than there are cores.
+            gpu: Runs; stays open at ``close``, so that the next problem need not start a process.
+                Default: a worker of its own.
             run_timeout_s: Limit for judging and timing one config.
-            setup_timeout_s: Limit for starting a worker and making its inputs.
             settings: How much measuring is enough.
             torch_device: Where to run; default the GPU, or the CPU where torch sees none.
             best_us: Best time known from an earlier part of the search.
@@ -94,10 +102,11 @@ class MeasureEvaluator:
             seed=seed,
             settings=self._settings,
         )
-        num_workers = num_compile_workers or max(1, default_num_workers() - 1)
-        self._compilers = CompilePool(num_workers, timeout_s=compile_timeout_s)
-        self._gpu = GpuWorker(task, setup_timeout_s=setup_timeout_s)
-        self.capacity = num_workers + _QUEUED_FOR_GPU
+        self._owned: list[CompilePool | GpuWorker] = []
+        self._compilers = compilers or self._own(measuring_compile_pool())
+        self._gpu = gpu or self._own(GpuWorker())
+        self._gpu.take_on(task)
+        self.capacity = self._compilers.num_workers + _QUEUED_FOR_GPU
         self._in_flight = 0
         self._ready: queue.Queue[Evaluation | None] = queue.Queue()
         self._done: queue.Queue[Evaluation | BaseException] = queue.Queue()
@@ -167,9 +176,12 @@ class MeasureEvaluator:
         if self._is_closed:
             return
         self._is_closed = True
-        self._compilers.close()
+        # What is still in flight is of no use: the jobs of owned processes end with them, those
+        # of shared ones are dropped as they end.
+        self._drop_ready()
         self._ready.put(None)
-        self._gpu.close()
+        for resource in self._owned:
+            resource.close()
         self._feeder.join()
 
     def __enter__(self) -> MeasureEvaluator:
@@ -177,6 +189,15 @@ class MeasureEvaluator:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _own(self, resource: _R) -> _R:
+        self._owned.append(resource)
+        return resource
+
+    def _drop_ready(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                self._ready.get_nowait()
 
     def _compile(self, config: Config) -> Future[CompileResult]:
         return self._compilers.submit(
@@ -190,7 +211,7 @@ class MeasureEvaluator:
 
     def _compiled(self, config: Config, job: Future[CompileResult]) -> None:
         """Passes a compiled config on to the GPU; runs in a thread of the compile pool."""
-        if job.cancelled():
+        if job.cancelled() or self._is_closed:
             return
         error = job.exception()
         if error is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 from tilescout.errors import DeviceError
 from tilescout.kernels.base import Config
 from tilescout.kernels.device import DeviceSpec
+from tilescout.tuner.compile_pool import CompilePool
 from tilescout.tuner.evaluators.measure import MeasureEvaluator
+from tilescout.tuner.gpu_worker import GpuWorker
 from tilescout.tuner.measure import MeasureSettings
 from tilescout.tuner.records import Evaluation, Provenance, TrialStatus
 
@@ -43,7 +46,6 @@ def evaluator_for(toy: Any, device: DeviceSpec, **options: Any) -> MeasureEvalua
         device,
         settings=QUICK,
         torch_device="cpu",
-        num_compile_workers=1,
         **options,
     )
 
@@ -161,9 +163,7 @@ def test_a_finalist_that_only_fails_in_the_race_is_found(
     import late_toy_op
 
     problem = late_toy_op.LateToyProblem(256)
-    with MeasureEvaluator(
-        problem, h200, settings=QUICK, torch_device="cpu", num_compile_workers=1
-    ) as evaluator:
+    with MeasureEvaluator(problem, h200, settings=QUICK, torch_device="cpu") as evaluator:
         finals = evaluator.finals([config(behaviour="die_late"), config()])
     assert [e.config for e in finals] == [config()]
     assert finals[0].timing is not None
@@ -171,12 +171,27 @@ def test_a_finalist_that_only_fails_in_the_race_is_found(
 
 def test_inputs_that_cannot_be_made_are_a_device_error(toy: Any, h200: DeviceSpec) -> None:
     problem = toy.ToyProblem(10**15)
-    with MeasureEvaluator(
-        problem, h200, settings=QUICK, torch_device="cpu", num_compile_workers=1
-    ) as evaluator:
+    with MeasureEvaluator(problem, h200, settings=QUICK, torch_device="cpu") as evaluator:
         evaluator.submit(config())
         with pytest.raises(DeviceError, match=r"cannot prepare cpu for toy problem size=10+ "):
             evaluator.collect()
+
+
+def test_one_worker_process_serves_problem_after_problem(toy: Any, h200: DeviceSpec) -> None:
+    with closing(GpuWorker()) as gpu, CompilePool(1) as compilers:
+        shared = {"gpu": gpu, "compilers": compilers}
+        with evaluator_for(toy, h200, **shared) as first:
+            run_all(first, [config(), config(num_stages=2)])
+            processes = worker_processes()
+        larger = toy.ToyProblem(1024)
+        with MeasureEvaluator(larger, h200, settings=QUICK, torch_device="cpu", **shared) as second:
+            run_all(second, [config(num_stages=4)])
+            assert processes <= worker_processes(), "a new problem needs no new process"
+            ended = run_all(second, [config(), config(behaviour="crash"), config(num_stages=2)])
+            assert processes - worker_processes() != set(), "the crash replaced the GPU worker"
+        assert [e.status for e in ended.values()].count(TrialStatus.OK) == 2
+        with evaluator_for(toy, h200, **shared) as third:
+            assert run_all(third, [config()])[config()].status is TrialStatus.OK
 
 
 def test_closing_ends_what_is_running(toy: Any, h200: DeviceSpec) -> None:

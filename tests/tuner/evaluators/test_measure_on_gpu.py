@@ -40,9 +40,7 @@ def evaluator_for(problem_of: Any) -> Iterator[Any]:
     opened: list[MeasureEvaluator] = []
 
     def make(size: int, policy: MeasurementPolicy | None = None, **options: Any) -> Any:
-        evaluator = MeasureEvaluator(
-            problem_of(size), device, policy, num_compile_workers=1, **options
-        )
+        evaluator = MeasureEvaluator(problem_of(size), device, policy, **options)
         opened.append(evaluator)
         return evaluator
 
