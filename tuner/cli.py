@@ -54,13 +54,15 @@ def _global_options(
     ] = False,
 ) -> None:
     del version
+    handler = _StderrHandler()
+    if not debug:
+        # The answer of a look-up names its tier; saying it twice would be noise.
+        handler.addFilter(lambda record: record.name != f"{__package__}.dispatch")
     logging.basicConfig(
         level=logging.DEBUG if debug else logging.WARNING,
         format="%(levelname)s %(name)s: %(message)s" if debug else "%(message)s",
-        handlers=[_StderrHandler()],
+        handlers=[handler],
     )
-    # The answer of a look-up names its tier; saying it twice would be noise.
-    logging.getLogger(f"{__package__}.dispatch").setLevel(logging.ERROR)
 
 
 class _StderrHandler(logging.Handler):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import logging
 import os
 import re
 import signal
@@ -71,10 +70,7 @@ def tilescout(
         monkeypatch.setattr(
             f"tilescout.tuner.{module}.shipped_database_path", lambda: tmp_path / "shipped.db"
         )
-    logger = logging.getLogger("tilescout.tuner.dispatch")
-    level = logger.level
     yield CommandLine(capsys)
-    logger.setLevel(level)
     dispatch.refresh()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import sqlite3
 from contextlib import closing
@@ -30,11 +29,8 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(
             f"tilescout.tuner.{module}.shipped_database_path", lambda: tmp_path / "shipped.db"
         )
-    logger = logging.getLogger("tilescout.tuner.dispatch")
-    level = logger.level
     dispatch.refresh()
     yield
-    logger.setLevel(level)
     dispatch.refresh()
 
 
