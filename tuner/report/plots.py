@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Plot", "progress_plot", "times_plots"]
 
-MAX_VECTOR_MARKS = 400
+MAX_VECTOR_MARKS = 150
 """Above this many marks a series is drawn as pixels inside the SVG, which bounds its size."""
-_DPI = 110
+_PNG_DPI = 110
+_SVG_DPI = 72
+"""Of what is drawn as pixels inside the SVG; more would soon fill the page."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +43,18 @@ class Plot:
 
     def png(self) -> bytes:
         """The figure as PNG."""
-        return self._saved(format="png")
+        return self._saved(format="png", dpi=_PNG_DPI)
 
     def svg(self) -> bytes:
         """The figure as SVG, with text as text; the same bytes for the same figure."""
-        return self._saved(format="svg", metadata={"Date": None})
+        return self._saved(format="svg", dpi=_SVG_DPI, metadata={"Date": None})
 
     def _saved(self, **settings: Any) -> bytes:
         import matplotlib as mpl
 
         buffer = io.BytesIO()
         with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "tilescout"}):
-            self.figure.savefig(buffer, dpi=_DPI, **settings)
+            self.figure.savefig(buffer, **settings)
         return buffer.getvalue()
 
 
