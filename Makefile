@@ -7,7 +7,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Four minutes on two cores at most; a finished search is only read again.
 TUNE_ARGS ?= --time-budget 200
-PYTEST_ARGS ?= -n auto -q
+PYTEST_ARGS ?= -n auto
 REPORT ?= build/report
 
 .PHONY: help setup tune test lint types clean
