@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from alembic import command
@@ -17,6 +18,8 @@ __all__ = ["APPLICATION_ID", "check_schema", "migrate", "schema_version"]
 
 APPLICATION_ID = 0x54494C45
 """``PRAGMA application_id`` of our SQLite files: the letters TILE."""
+# Alembic keeps the migration it runs in a global variable.
+_ALEMBIC_LOCK = threading.Lock()
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 
@@ -71,12 +74,20 @@ def check_schema(connection: Connection, location: Location, *, will_migrate: bo
     )
 
 
-def migrate(connection: Connection) -> None:
-    """Brings the schema up to date inside the transaction that is open."""
+def migrate(connection: Connection, location: Location) -> None:
+    """Brings the schema up to date inside the write transaction that is open.
+
+    Several processes may come here at once: the first does it, the others find it done.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({APPLICATION_ID})")
+    if not check_schema(connection, location, will_migrate=True):
+        return
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    with _ALEMBIC_LOCK:
+        command.upgrade(config, "head")
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")

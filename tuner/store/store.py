@@ -270,6 +270,4 @@ class Store:
                 use_wal(raw, self._location.path, self._timeout_s)
         if must_migrate:
             with self._translated(), self._writing_engine.begin() as connection:
-                # Another process may have been faster.
-                if check_schema(connection, self._location, will_migrate=True):
-                    migrate(connection)
+                migrate(connection, self._location)

@@ -9,9 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import (
+    Connection,
+    Insert,
+    Select,
+    Table,
+    bindparam,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
 
 from ...errors import UsageError
 from ...kernels.base import Config, canonical_json
@@ -41,7 +53,26 @@ from .models import (
     WinnerRow,
 )
 
-__all__ = ["Writer"]
+__all__ = ["Writer", "as_stored"]
+
+# Statements that every trial needs are built once: building one takes longer than running it.
+_TRIAL_OF_CONFIG = select(TrialRow.id, TrialRow.number).where(
+    TrialRow.study_id == bindparam("study_id"), TrialRow.config_id == bindparam("config_id")
+)
+_HIGHEST_NUMBER = select(func.max(TrialRow.number)).where(
+    TrialRow.study_id == bindparam("study_id")
+)
+
+
+@cache
+def _by_digest(table: Any) -> Select[int]:
+    return select(table.id).where(table.digest == bindparam("digest"))
+
+
+@cache
+def _insertion(table: type[Base]) -> Insert:
+    assert isinstance(table.__table__, Table)
+    return insert(table.__table__)
 
 
 class Writer:
@@ -106,9 +137,7 @@ class Writer:
         self._check(study_id, evaluation)
         config_id = self._config(evaluation.config)
         found = self._connection.execute(
-            select(TrialRow.id, TrialRow.number).where(
-                TrialRow.study_id == study_id, TrialRow.config_id == config_id
-            )
+            _TRIAL_OF_CONFIG, {"study_id": study_id, "config_id": config_id}
         ).first()
         if found is not None:
             return found.id, found.number, False
@@ -227,24 +256,21 @@ class Writer:
 
     def _trial_of(self, study_id: int, config: Config) -> int:
         found = self._connection.execute(
-            select(TrialRow.id).where(
-                TrialRow.study_id == study_id, TrialRow.config_id == self._config(config)
-            )
-        ).scalar()
+            _TRIAL_OF_CONFIG, {"study_id": study_id, "config_id": self._config(config)}
+        ).first()
         if found is None:
             raise UsageError(
                 f"config {config} of {config.template} is no trial of study {study_id}: "
                 "add the trial before deciding on it"
             )
-        return found
+        return int(found.id)
 
     def _has_number(self, study_id: int, number: int) -> bool:
         query = select(TrialRow.id).where(TrialRow.study_id == study_id, TrialRow.number == number)
         return self._connection.execute(query).first() is not None
 
     def _next_number(self, study_id: int) -> int:
-        query = select(func.max(TrialRow.number)).where(TrialRow.study_id == study_id)
-        highest = self._connection.execute(query).scalar()
+        highest = self._connection.execute(_HIGHEST_NUMBER, {"study_id": study_id}).scalar()
         return 0 if highest is None else highest + 1
 
     def _config(self, config: Config) -> int:
@@ -275,11 +301,11 @@ class Writer:
             return found
         return self._remember(table, digest, self._insert(table, **values, digest=digest))
 
-    def _find(self, table: type[Any], digest: bytes) -> int | None:
+    def _find(self, table: Any, digest: bytes) -> int | None:
         known = self._known.get((table.__tablename__, digest))
         if known is not None:
             return known
-        found = self._connection.execute(select(table.id).where(table.digest == digest)).scalar()
+        found = self._connection.execute(_by_digest(table), {"digest": digest}).scalar()
         return None if found is None else self._remember(table, digest, found)
 
     def _remember(self, table: type[Base], digest: bytes, row_id: int) -> int:
@@ -293,7 +319,7 @@ class Writer:
         return self._insert(table, **values) if found is None else int(found)
 
     def _insert(self, table: type[Base], **values: Any) -> int:
-        result = self._connection.execute(insert(table).values(**values))
+        result = self._connection.execute(_insertion(table), values)
         assert result.inserted_primary_key is not None
         return int(result.inserted_primary_key[0])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -173,6 +174,16 @@ def test_a_migration_that_fails_leaves_the_old_schema(
     columns = [row[1] for row in query(database, "PRAGMA table_info(trials)")]
     assert "median_us" in columns
     assert "note" not in columns
+
+
+def test_threads_create_databases_at_once(tmp_path: Path) -> None:
+    def create(path: Path) -> int:
+        with Store.open(path) as store:
+            return store.study(cases.study_key(), seed=0).study_id
+
+    paths = [tmp_path / f"{index % 4}.db" for index in range(12)]
+    with ThreadPoolExecutor(len(paths)) as pool:
+        assert list(pool.map(create, paths)) == [1] * len(paths)
 
 
 def test_an_operation_s_new_field_has_its_default_in_old_rows(database: Path) -> None:
