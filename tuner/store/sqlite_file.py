@@ -28,14 +28,7 @@ _FORMAT_OFFSET = 18
 
 def connect_for_writing(path: Path, timeout_s: float) -> sqlite3.Connection:
     """A connection that may write, without implicit transactions."""
-    connection = sqlite3.connect(
-        f"file:{quote(str(path.absolute()))}?mode=rwc",
-        uri=True,
-        timeout=timeout_s,
-        isolation_level=None,
-        check_same_thread=False,
-    )
-    connection.execute("PRAGMA trusted_schema = OFF")
+    connection = _connect(path, "mode=rwc", timeout_s)
     connection.execute("PRAGMA foreign_keys = ON")
     # In WAL mode a crash of the process loses nothing, one of the machine at most the last trials.
     connection.execute("PRAGMA synchronous = NORMAL")
@@ -48,14 +41,20 @@ def connect_for_reading(path: Path, timeout_s: float) -> sqlite3.Connection:
     Raises:
         StoreError: the file has a write-ahead log but not the index that belongs to it.
     """
+    return _connect(path, _read_parameters(path), timeout_s)
+
+
+def _connect(path: Path, parameters: str, timeout_s: float) -> sqlite3.Connection:
     connection = sqlite3.connect(
-        f"file:{quote(str(path.absolute()))}?{_read_parameters(path)}",
+        f"file:{quote(str(path.absolute()))}?{parameters}",
         uri=True,
         timeout=timeout_s,
         isolation_level=None,
         check_same_thread=False,
     )
     connection.execute("PRAGMA trusted_schema = OFF")
+    # A badly encoded text would otherwise stop the query it is in.
+    connection.text_factory = lambda raw: raw.decode(errors="replace")
     return connection
 
 

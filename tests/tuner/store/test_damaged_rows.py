@@ -100,6 +100,18 @@ def test_a_damaged_trial(database: Path, sql: str, value: object, note: str) -> 
         assert data["winners"][0]["finals"] == [1]
 
 
+def test_badly_encoded_text(database: Path) -> None:
+    damage(database, "UPDATE trials SET reason = CAST(? AS TEXT) WHERE id = 2", b"no\xff")
+    damage(database, "UPDATE configs SET config_json = CAST(? AS TEXT) WHERE id = 3", b"{\xff")
+    with Store.open(database, read_only=True) as store:
+        assert [trial.evaluation.reason for trial in store.trials(1)] == [
+            "",
+            "no\N{REPLACEMENT CHARACTER}",
+        ]
+        (found,) = store.damaged_rows
+        assert found.startswith("trial 3: config 3 config_json is not valid JSON")
+
+
 def test_a_winner_whose_trial_is_gone(database: Path) -> None:
     damage(database, "DELETE FROM trials WHERE id = 1")
     with Store.open(database, read_only=True) as store:
