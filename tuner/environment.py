@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import logging
+import multiprocessing
 import os
 import platform
 import re
@@ -85,10 +86,13 @@ def describe() -> dict[str, object]:
 
 
 def warn_if_busy() -> None:
-    """Logs a warning where other processes use the GPU: they would spoil every time measured."""
+    """Logs a warning where other processes use the GPU: they would spoil every time measured.
+
+    This process, its parent and its workers do not count.
+    """
     with suppress(pynvml.NVMLError, _NoGpuError), _nvml():
         handle = _handle(_torch_properties())
-        ours = {os.getpid(), os.getppid()}
+        ours = {os.getpid(), os.getppid(), *(p.pid for p in multiprocessing.active_children())}
         others = [
             process.pid
             for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)

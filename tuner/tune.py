@@ -13,7 +13,7 @@ from ..errors import UnsupportedError, UsageError
 from ..kernels.registry import template
 from ..search_spaces.registry import joint_space
 from ..search_spaces.space import JointSpace
-from . import catalog, environment
+from . import catalog, dispatch, environment
 from .catalog import Budget, WorkloadProblem
 from .compile_pool import CompilePool, default_num_workers
 from .evaluators.base import Evaluator
@@ -89,6 +89,7 @@ def tune(
         location = user_database_path() if db is None else db
         with _Run(location, limits, seed, listener or LoggingListener()) as run:
             rows = run.all(jobs)
+        dispatch.refresh()  # look-ups of this process see what was found
         database = str(location)
     _raise_if_all_unsupported(rows)
     return TuneSummary(tuple(rows), dry_run, database, time.monotonic() - started)

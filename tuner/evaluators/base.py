@@ -32,7 +32,8 @@ class Evaluator(Protocol):
     def finals(self, configs: Sequence[Config]) -> list[Evaluation]:
         """Compares the best configs against each other as carefully as the evaluator can.
 
-        Returned in final order, the winner first; ties go to the earlier of ``configs``.
+        Returned in final order, the winner first; ties go to the earlier of ``configs``. Those that
+        fail now come last, with their status.
         """
 
     def close(self) -> None:

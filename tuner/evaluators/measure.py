@@ -149,27 +149,25 @@ class MeasureEvaluator:
     def finals(self, configs: Sequence[Config]) -> list[Evaluation]:
         """Verifies the configs once more, then races them in interleaved rounds.
 
-        Returned are those that are still right, the winner first, with all samples. One that
-        fails now is logged and left out.
+        Returned are those that are still right, the winner first, with all samples; then those
+        that fail now.
 
         Raises:
             DeviceError: the GPU cannot be used, whatever the config.
         """
         assert self._in_flight == 0, "configs are still in flight"
-        verified = [(e, self._run(worker.verify, e.config)) for e in self._compiled_again(configs)]
-        candidates = [e for e, outcome in verified if _is_sound(e, outcome)]
-        ordered = self._race(candidates)
-        if ordered is not None:
-            return ordered
-        # One that passes alone may still break the race: time each alone to find it.
-        alone = [(e, self._run(worker.evaluate, e.config, None)) for e in candidates]
-        sound = [(e, outcome) for e, outcome in alone if _is_sound(e, outcome)]
-        ordered = self._race([e for e, _ in sound])
-        if ordered is not None:
-            return ordered
-        _log.warning("the finals did not end; their order is that of separate measurements")
-        separate = [_with_outcome(e, outcome) for e, outcome in sound]
-        return sorted(separate, key=lambda e: e.time_us or 0.0)
+        failed: list[Evaluation] = []
+        compiled = _sound(self._compiled_again(configs), failed)
+        candidates = _sound(self._each(worker.verify, compiled), failed)
+        ordered = self._race(candidates, failed)
+        if ordered is None:
+            # One that passes alone may still break the race: time each alone to find it.
+            alone = _sound(self._each(worker.evaluate, candidates, None), failed)
+            ordered = self._race(alone, failed)
+            if ordered is None:
+                _log.warning("the finals did not end; their order is that of separate measurements")
+                ordered = sorted(alone, key=lambda e: e.time_us or 0.0)
+        return ordered + failed
 
     def close(self) -> None:
         """Ends all processes; may be called twice."""
@@ -253,16 +251,20 @@ class MeasureEvaluator:
         self._busy_s += held_s
         return replace(outcome, measure_s=held_s)
 
+    def _each(
+        self, job: Callable[..., Outcome], evaluations: Sequence[Evaluation], *args: object
+    ) -> list[Evaluation]:
+        """The evaluations after a job on each in the GPU worker."""
+        return [_with_outcome(e, self._run(job, e.config, *args)) for e in evaluations]
+
     def _compiled_again(self, configs: Sequence[Config]) -> list[Evaluation]:
         """The configs with what the compiler said of them; a resumed search has to ask it anew."""
         jobs = {c: self._compile(c) for c in configs if c not in self._known}
-        found = [self._known.get(c) or _compiled_evaluation(c, jobs[c].result()) for c in configs]
-        for evaluation in found:
-            if evaluation.status is not TrialStatus.OK:
-                _log.warning("finalist %s left out: %s", evaluation.config, evaluation.reason)
-        return [evaluation for evaluation in found if evaluation.status is TrialStatus.OK]
+        return [self._known.get(c) or _compiled_evaluation(c, jobs[c].result()) for c in configs]
 
-    def _race(self, candidates: Sequence[Evaluation]) -> list[Evaluation] | None:
+    def _race(
+        self, candidates: Sequence[Evaluation], failed: list[Evaluation]
+    ) -> list[Evaluation] | None:
         """The candidates in final order, or None where the race brought the worker down."""
         if not candidates:
             return []
@@ -279,11 +281,11 @@ class MeasureEvaluator:
         if result.is_device_lost:
             self._gpu.discard()
             return None
-        for evaluation, outcome in zip(candidates, result.outcomes, strict=True):
-            _is_sound(evaluation, outcome)  # says which were left out
+        ended = [_with_outcome(e, o) for e, o in zip(candidates, result.outcomes, strict=True)]
+        _sound(ended, failed)
         if not result.is_settled:
             _log.info("the order of the finalists is not settled: more rounds would be needed")
-        return [_with_outcome(candidates[i], result.outcomes[i]) for i in result.order]
+        return [ended[i] for i in result.order]
 
 
 def _default_torch_device() -> str:
@@ -320,10 +322,12 @@ def _first(*values: float | None) -> float | None:
     return next((value for value in values if value is not None), None)
 
 
-def _is_sound(evaluation: Evaluation, outcome: Outcome) -> bool:
-    """Whether a finalist is still right; says so where it is not."""
-    if outcome.status is not TrialStatus.OK:
-        _log.warning(
-            "finalist %s left out: %s: %s", evaluation.config, outcome.status, outcome.reason
-        )
-    return outcome.status is TrialStatus.OK
+def _sound(evaluations: Sequence[Evaluation], failed: list[Evaluation]) -> list[Evaluation]:
+    """Those that are ok; the others are logged and added to ``failed``."""
+    for evaluation in evaluations:
+        if evaluation.status is not TrialStatus.OK:
+            _log.warning(
+                "finalist %s: %s: %s", evaluation.config, evaluation.status, evaluation.reason
+            )
+            failed.append(evaluation)
+    return [evaluation for evaluation in evaluations if evaluation.status is TrialStatus.OK]

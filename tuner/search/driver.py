@@ -119,8 +119,9 @@ def _decide(run: _Run, default: Config, num_finalists: int) -> WinnerRecord | No
     finalists = _finalists(run.trials, default, num_finalists)
     if not finalists:
         return None
-    finals = [e for e in run.evaluator.finals(finalists) if e.status is TrialStatus.OK]
-    return run.store.decide(run.study.study_id, finals) if finals else None
+    finals = run.evaluator.finals(finalists)
+    is_decided = bool(finals) and finals[0].status is TrialStatus.OK
+    return run.store.decide(run.study.study_id, finals) if is_decided else None
 
 
 def _finalists(

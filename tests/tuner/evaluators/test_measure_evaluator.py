@@ -137,8 +137,9 @@ def test_finals_keep_samples_and_survive_a_finalist_that_fails(
     finalists = [slow, config(behaviour="crash"), config(behaviour="wrong"), fast]
     with evaluator_for(toy, h200) as evaluator, caplog.at_level(logging.WARNING):
         finals = evaluator.finals(finalists)
-    assert [e.config for e in finals] == [fast, slow]
-    for evaluation in finals:
+    assert [e.config for e in finals[:2]] == [fast, slow]
+    assert [e.status for e in finals[2:]] == [TrialStatus.CRASHED, TrialStatus.INCORRECT]
+    for evaluation in finals[:2]:
         assert evaluation.status is TrialStatus.OK
         assert evaluation.timing is not None
         assert len(evaluation.timing.samples_us) == evaluation.timing.num_samples
@@ -148,9 +149,11 @@ def test_finals_keep_samples_and_survive_a_finalist_that_fails(
     assert "behaviour=wrong" in caplog.text
 
 
-def test_finals_without_a_sound_finalist_are_empty(toy: Any, h200: DeviceSpec) -> None:
+def test_finals_without_a_sound_finalist_say_why(toy: Any, h200: DeviceSpec) -> None:
     with evaluator_for(toy, h200) as evaluator:
-        assert evaluator.finals([config(behaviour="wrong")]) == []
+        (only,) = evaluator.finals([config(behaviour="wrong")])
+    assert only.status is TrialStatus.INCORRECT
+    assert "largest error" in only.reason
 
 
 def test_a_finalist_that_only_fails_in_the_race_is_found(
@@ -165,7 +168,8 @@ def test_a_finalist_that_only_fails_in_the_race_is_found(
     problem = late_toy_op.LateToyProblem(256)
     with MeasureEvaluator(problem, h200, settings=QUICK, torch_device="cpu") as evaluator:
         finals = evaluator.finals([config(behaviour="die_late"), config()])
-    assert [e.config for e in finals] == [config()]
+    assert [e.config for e in finals] == [config(), config(behaviour="die_late")]
+    assert [e.status for e in finals] == [TrialStatus.OK, TrialStatus.CRASHED]
     assert finals[0].timing is not None
 
 
