@@ -26,8 +26,21 @@ def source_hash(modules: Sequence[str]) -> str:
         tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             _drop_docstring(node)
-        digest.update(ast.dump(tree).encode())
+        digest.update(repr(_plain(tree)).encode())
     return digest.hexdigest()[:16]
+
+
+def _plain(value: object) -> object:
+    """The tree as nested tuples, without what is empty.
+
+    ``ast.dump`` is no use here: each Python version adds fields, which are empty in old code.
+    """
+    if isinstance(value, ast.AST):
+        fields = ((name, _plain(child)) for name, child in ast.iter_fields(value))
+        return type(value).__name__, tuple(pair for pair in fields if pair[1] not in (None, ()))
+    if isinstance(value, list):
+        return tuple(_plain(child) for child in value)
+    return value
 
 
 def _drop_docstring(node: ast.AST) -> None:
