@@ -95,8 +95,9 @@ def _splits_have_work(problem: PagedDecodeProblem, config: Config) -> str | None
 def _default(problem: PagedDecodeProblem) -> Config:
     """What a hand-written kernel would ship untuned.
 
-    Tiles of 32 tokens and 16 splits, as vLLM's unified attention has for 16-bit queries, and
-    Triton's own 4 warps and 3 stages; fewer splits where a request is too short for 16.
+    Tiles of 32 tokens, 16 splits, and Triton's own 4 warps and 3 stages; vLLM's unified attention
+    has 16 splits too, with tiles of 16 tokens, or of 32 where it does not split. Fewer splits where
+    a request is too short for 16.
     """
     return _config(problem, block_n=32, num_warps=4, num_stages=3, splits=16)
 

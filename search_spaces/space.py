@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -98,14 +99,18 @@ class SearchSpace:
 
     def _product(self) -> Iterator[Config]:
         """The conditional product of all parameters, constraints not applied."""
+        for names, options in self._boxes():
+            for values in itertools.product(*options):
+                yield Config(self.template, tuple(zip(names, values, strict=True)))
+
+    def _boxes(self) -> Iterator[tuple[list[str], list[tuple[ParameterValue, ...]]]]:
+        """The product as plain products: parameters, sorted by name, and the values of each."""
         parents = {p.active_when.parent for p in self.parameters if p.active_when}
         choices = [p for p in self.parameters if p.name in parents]
         for chosen in self._choices(choices, {}):
             active = sorted(self.active_parameters(chosen), key=lambda p: p.name)
-            names = [p.name for p in active]
             options = [(chosen[p.name],) if p.name in chosen else p.values for p in active]
-            for values in itertools.product(*options):
-                yield Config(self.template, tuple(zip(names, values, strict=True)))
+            yield [p.name for p in active], options
 
     def _choices(
         self, parents: list[Parameter], chosen: dict[str, ParameterValue]
@@ -124,7 +129,7 @@ class SearchSpace:
 
     def product_size(self) -> int:
         """Number of configs before constraints."""
-        return sum(1 for _ in self._product())
+        return sum(math.prod(map(len, options)) for _, options in self._boxes())
 
     @cached_property
     def _valid(self) -> tuple[Config, ...]:
