@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import torch
 
-from ..errors import DeviceError, UsageError
+from ..errors import UsageError
 from ..kernels.base import Launcher
-from ..kernels.device import DeviceSpec
 from ..kernels.paged_decode import PagedDecodeInputs, PagedDecodeOutputs, PagedDecodeProblem
 from ..kernels.paged_decode.problem import DTYPE_BYTES
 from ..kernels.registry import template
 from ..tuner.dispatch import LookupResult, current_snapshot
 from .launchers import LauncherCache
+from .on_device import device_spec, dtype_name, on_device
 
 __all__ = ["paged_decode", "resolve_paged_decode"]
 
@@ -75,7 +74,7 @@ def paged_decode(
     lse = q.new_empty(q.shape[:2], dtype=torch.float32) if return_lse else None
     if q.shape[0] > 0:
         inputs = PagedDecodeInputs(q, kv_cache, kv_indptr, kv_indices, kv_last_page_len, scale)
-        with _on_device(q.device):
+        with on_device(q.device):
             _launch(inputs, PagedDecodeOutputs(out, lse))
     return out if lse is None else (out, lse)
 
@@ -98,9 +97,9 @@ def resolve_paged_decode(
         num_kv_heads=kv_cache.shape[3],
         head_dim=q.shape[2],
         page_size=page_size,
-        dtype=_dtype_name(q.dtype),
+        dtype=dtype_name(q.dtype),
     )
-    return current_snapshot().lookup(problem, _device_spec(q.device))
+    return current_snapshot().lookup(problem, device_spec(q.device, "paged_decode"))
 
 
 @lru_cache(maxsize=4096)
@@ -143,47 +142,6 @@ def _build(
     return chosen.build(problem, result.config, replace(inputs, kv_indices=fullest))
 
 
-def _on_device(device: torch.device) -> AbstractContextManager[object]:
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)
-
-
-def _device_spec(device: torch.device) -> DeviceSpec:
-    if device.type == "cuda":
-        return _gpu_spec()
-    import triton
-
-    if device.type == "cpu" and triton.knobs.runtime.interpret:
-        return _interpreter_spec()
-    raise UsageError(
-        f"paged_decode got tensors on {str(device)!r}: it runs on an NVIDIA GPU; move them with "
-        ".cuda(), or set TRITON_INTERPRET=1 before the first import to debug on the CPU"
-    )
-
-
-@cache
-def _gpu_spec() -> DeviceSpec:
-    from ..tuner.environment import current_device
-
-    spec = current_device()
-    if spec is None:
-        raise DeviceError("torch has a CUDA device but the NVIDIA driver (NVML) shows none")
-    return spec
-
-
-@cache
-def _interpreter_spec() -> DeviceSpec:
-    """Any SKU will do: the interpreter has no limits, and look-ups need one."""
-    from ..tuner.catalog import gpu, gpu_names
-
-    return gpu(gpu_names()[0])
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _check_tensors(
     q: torch.Tensor,
     kv_cache: torch.Tensor,
@@ -194,7 +152,7 @@ def _check_tensors(
     if q.dim() != 3:
         raise _wrong("q", "shape", tuple(q.shape), "[batch, num_qo_heads, head_dim]")
     batch, num_qo_heads, head_dim = q.shape
-    if _dtype_name(q.dtype) not in DTYPE_BYTES:
+    if dtype_name(q.dtype) not in DTYPE_BYTES:
         raise _wrong("q", "dtype", q.dtype, " or ".join(f"torch.{name}" for name in DTYPE_BYTES))
     if kv_cache.dim() != 5 or kv_cache.shape[1] != 2 or kv_cache.shape[4] != head_dim:
         layout = f"[num_pages, 2, page_size, num_kv_heads, {head_dim}] (NHD, head_dim as in q)"
