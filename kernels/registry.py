@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 _OPERATIONS = {
+    "gdn_decode": "tilescout.kernels.gdn_decode",
     "paged_decode": "tilescout.kernels.paged_decode",
 }
 

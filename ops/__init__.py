@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import gdn
 from .paged_decode import paged_decode, resolve_paged_decode
 
-__all__ = ["paged_decode", "resolve_paged_decode"]
+__all__ = ["gdn", "paged_decode", "resolve_paged_decode"]

@@ -1,0 +1,357 @@
+"""Gated delta net with the signatures of flash-linear-attention, and decode over a state pool.
+
+Checks the tensors, looks the config up, launches. The checks read shapes, never values, so that no
+call waits for the device. Nothing here is differentiable.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ..errors import UnsupportedError, UsageError
+from ..kernels.base import Launcher
+from ..kernels.gdn_decode import GdnDecodeInputs, GdnDecodeOutputs, GdnDecodeProblem
+from ..kernels.gdn_decode.problem import DTYPE_BYTES, STATE_DTYPES, STATE_LAYOUTS
+from ..kernels.registry import template
+from ..tuner.dispatch import LookupResult, current_snapshot
+from .launchers import LauncherCache
+from .on_device import device_spec, dtype_name, on_device
+
+__all__ = ["fused_recurrent_gated_delta_rule", "gdn_decode"]
+
+_launchers = LauncherCache()
+_RECURRENT = "fused_recurrent_gated_delta_rule"
+
+
+def fused_recurrent_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor | None = None,
+    gk: torch.Tensor | None = None,
+    gv: torch.Tensor | None = None,
+    beta: torch.Tensor | None = None,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    A_log: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    **unknown: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The gated delta rule token by token, as FLA's function of this name computes it.
+
+    Args:
+        q: ``[B, T, H, K]``, bf16, fp16 or fp32; with ``cu_seqlens`` B is 1.
+        k: Like q.
+        v: ``[B, T, HV, V]`` in q's dtype; HV a multiple of H.
+        g: ``[B, T, HV]``: log decay, or the raw projection a under ``use_gate_in_kernel``;
+            None: no decay.
+        gk: Refused: decay by key dimension is another operation.
+        gv: Refused, likewise.
+        beta: ``[B, T, HV]``; None: ones.
+        scale: Factor of q; None: ``K ** -0.5``.
+        initial_state: ``[N, HV, K, V]``, or ``[N, HV, V, K]`` under ``state_v_first``; None: zeros.
+        output_final_state: Whether the final state is returned.
+        use_qk_l2norm_in_kernel: Normalise q and k.
+        use_gate_in_kernel: g = -exp(A_log) softplus(g + dt_bias).
+        A_log: ``[HV]``, for ``use_gate_in_kernel``.
+        dt_bias: ``[HV]``, likewise; None: zeros.
+        use_beta_sigmoid_in_kernel: beta = sigmoid(beta).
+        allow_neg_eigval: beta = 2 sigmoid(beta); needs ``use_beta_sigmoid_in_kernel``.
+        state_v_first: Layout of the states.
+        cu_seqlens: int32 or int64 ``[N + 1]``: bounds of sequences packed along T.
+        **unknown: Refused, by name.
+
+    Returns:
+        (output like v, final state in fp32 or None).
+
+    Raises:
+        UsageError: a tensor has a wrong shape, dtype or device, an argument is refused, or an input
+            requires grad under grad mode.
+        UnsupportedError: no template serves the problem on this GPU.
+    """
+    _refuse(_RECURRENT, gk=gk, gv=gv, **unknown)
+    _check_tokens(_RECURRENT, q, k, v)
+    _refuse_grad(_RECURRENT, q, k, v, g, beta, initial_state, A_log, dt_bias)
+    if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
+        raise UsageError(
+            f"allow_neg_eigval=True of {_RECURRENT} needs use_beta_sigmoid_in_kernel=True: without "
+            "it, pass 2 * beta"
+        )
+    batch, num_v_heads = _num_sequences(q, cu_seqlens), v.shape[2]
+    dims = (q.shape[3], v.shape[3])
+    state_shape = (batch, num_v_heads, *(dims[::-1] if state_v_first else dims))
+    if initial_state is not None:
+        _check_shape(_RECURRENT, "initial_state", initial_state, state_shape)
+        initial_state = initial_state.float().contiguous()
+    gates = _gate_inputs(
+        *(_RECURRENT, v), g=g, beta=beta, a_log=A_log, dt_bias=dt_bias, is_fused=use_gate_in_kernel
+    )
+    final_state = None
+    if output_final_state:
+        final_state = v.new_empty(state_shape, dtype=torch.float32)
+    out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    inputs = GdnDecodeInputs(
+        *(q, k, v, *gates),
+        state=initial_state,
+        slots=None,
+        scale=dims[0] ** -0.5 if scale is None else float(scale),
+        cu_seqlens=cu_seqlens,
+        has_beta_sigmoid=use_beta_sigmoid_in_kernel,
+        beta_scale=2.0 if allow_neg_eigval else 1.0,
+    )
+    outputs = GdnDecodeOutputs(out, final_state)
+    problem = _problem_of(
+        inputs,
+        state_dtype="float32",
+        state_layout="VK" if state_v_first else "KV",
+        use_qk_l2norm=use_qk_l2norm_in_kernel,
+    )
+    _launch(_RECURRENT, problem, inputs, outputs)
+    return out, final_state
+
+
+def gdn_decode(  # noqa: PLR0917  (what a layer has, in the order of its formula)
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    *,
+    slots: torch.Tensor | None = None,
+    A_log: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    scale: float | None = None,
+    use_qk_l2norm: bool = True,
+    state_layout: str = "KV",
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """One or a few decoding steps over a pool of states, which is updated in place.
+
+    Args:
+        q: ``[B, T, H, K]``, bf16, fp16 or fp32; T is 1, or a few tokens.
+        k: Like q.
+        v: ``[B, T, HV, V]`` in q's dtype; HV a multiple of H.
+        g: ``[B, T, HV]``: log decay; with ``A_log`` the raw projection a instead.
+        beta: ``[B, T, HV]``; with ``A_log`` the raw projection b instead.
+        state: ``[slots, HV, K, V]`` or ``[slots, HV, V, K]``, fp32 or bf16, contiguous.
+        slots: int32 or int64 ``[B]``: row of the state of each sequence, no two alike; a negative
+            one leaves every state alone and gives 0. None: rows 0 to B - 1.
+        A_log: ``[HV]``: computes g = -exp(A_log) softplus(g + dt_bias), beta = sigmoid(beta).
+        dt_bias: ``[HV]``; None: zeros.
+        scale: Factor of q; None: ``K ** -0.5``.
+        use_qk_l2norm: Normalise q and k.
+        state_layout: ``KV`` or ``VK``.
+        out: Where to write, like v; None: allocated.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        UsageError: a tensor has a wrong shape, dtype, device or stride, or requires grad under grad
+            mode.
+        UnsupportedError: no template serves the problem on this GPU.
+    """
+    name = "gdn_decode"
+    _check_tokens(name, q, k, v)
+    _refuse_grad(name, q, k, v, g, beta, state, A_log, dt_bias)
+    if state_layout not in STATE_LAYOUTS:
+        raise UsageError(f"state_layout={state_layout!r} of {name}: one of KV, VK")
+    dims = (q.shape[3], v.shape[3])
+    rows = state.shape[0] if slots is not None else q.shape[0]
+    shape = (rows, v.shape[2], *(dims if state_layout == "KV" else dims[::-1]))
+    _check_shape(name, "state", state, shape)
+    if dtype_name(state.dtype) not in STATE_DTYPES:
+        raise _wrong(name, "dtype of state", state.dtype, "torch.float32 or torch.bfloat16")
+    if not state.is_contiguous():
+        raise _wrong(name, "stride of state", state.stride(), "that of a contiguous tensor")
+    if slots is not None:
+        _check_shape(name, "slots", slots, (q.shape[0],))
+        _check_index(name, "slots", slots, q.device)
+    out = torch.empty_like(v, memory_format=torch.contiguous_format) if out is None else out
+    _check_shape(name, "out", out, tuple(v.shape))
+    if out.dtype != v.dtype or not out.is_contiguous():
+        raise _wrong(name, "out", (out.dtype, out.stride()), f"contiguous {v.dtype}")
+    is_fused = A_log is not None
+    gates = _gate_inputs(
+        *(name, v), g=g, beta=beta, a_log=A_log, dt_bias=dt_bias, is_fused=is_fused
+    )
+    inputs = GdnDecodeInputs(
+        *(q, k, v, *gates),
+        state=state,
+        slots=slots,
+        scale=dims[0] ** -0.5 if scale is None else float(scale),
+        has_beta_sigmoid=is_fused,
+    )
+    problem = _problem_of(
+        inputs,
+        state_dtype=dtype_name(state.dtype),
+        state_layout=state_layout,
+        use_qk_l2norm=use_qk_l2norm,
+    )
+    _launch(name, problem, inputs, GdnDecodeOutputs(out, state))
+    return out
+
+
+def _problem_of(
+    inputs: GdnDecodeInputs, *, state_dtype: str, state_layout: str, use_qk_l2norm: bool
+) -> GdnDecodeProblem:
+    q, v = inputs.q, inputs.v
+    batch = _num_sequences(q, inputs.cu_seqlens)
+    return _problem(
+        batch=max(1, batch),
+        num_steps=max(1, q.shape[0] * q.shape[1] // max(1, batch)),
+        num_heads=q.shape[2],
+        num_v_heads=v.shape[2],
+        head_dim_k=q.shape[3],
+        head_dim_v=v.shape[3],
+        dtype=dtype_name(q.dtype),
+        state_dtype=state_dtype,
+        state_layout=state_layout,
+        gate="given" if inputs.a_log is None else "fused",
+        use_qk_l2norm=use_qk_l2norm,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _problem(**values: int | str | bool) -> GdnDecodeProblem:
+    return GdnDecodeProblem.from_dict(values)
+
+
+def _launch(
+    function: str, problem: GdnDecodeProblem, inputs: GdnDecodeInputs, outputs: GdnDecodeOutputs
+) -> None:
+    if not inputs.v.numel():
+        if outputs.state is not None and inputs.state is not outputs.state:
+            outputs.state.zero_() if inputs.state is None else outputs.state.copy_(inputs.state)
+        return
+    device = inputs.q.device
+    result = current_snapshot().lookup(problem, device_spec(device, function))
+    key = (
+        *(result.config, problem, device.index, inputs.has_beta_sigmoid, inputs.beta_scale),
+        *(x.stride() for x in (inputs.q, inputs.k, inputs.v, outputs.out)),
+        *(
+            None if x is None else (x.dtype, x.data_ptr() % 16)
+            for x in (
+                *(inputs.q, inputs.k, inputs.v, inputs.gate, inputs.beta),
+                *(inputs.state, inputs.slots, inputs.cu_seqlens, outputs.out, outputs.state),
+            )
+        ),
+    )
+    with on_device(device):
+        owned = _launchers.get(key, device, lambda: _build(result, problem, inputs))
+        with owned.lock:
+            owned.launcher.launch(inputs, outputs)
+
+
+def _build(result: LookupResult, problem: GdnDecodeProblem, inputs: GdnDecodeInputs) -> Launcher:
+    return template(problem.op, result.template).build(problem, result.config, inputs)
+
+
+def _num_sequences(q: torch.Tensor, cu_seqlens: torch.Tensor | None) -> int:
+    if cu_seqlens is None:
+        return q.shape[0]
+    if q.shape[0] != 1:
+        raise _wrong(_RECURRENT, "batch of q", q.shape[0], "1 where cu_seqlens is given")
+    if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 1:
+        raise _wrong(_RECURRENT, "shape of cu_seqlens", tuple(cu_seqlens.shape), "[N + 1]")
+    _check_index(_RECURRENT, "cu_seqlens", cu_seqlens, q.device)
+    return cu_seqlens.numel() - 1
+
+
+def _gate_inputs(
+    function: str,
+    v: torch.Tensor,
+    *,
+    g: torch.Tensor | None,
+    beta: torch.Tensor | None,
+    a_log: torch.Tensor | None,
+    dt_bias: torch.Tensor | None,
+    is_fused: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """(gate, beta, A_log, dt_bias) as the kernel reads them."""
+    tokens = tuple(v.shape[:3])
+    if g is None and is_fused:
+        raise UsageError(f"use_gate_in_kernel=True of {function} needs g, the raw projection")
+    g = v.new_zeros(tokens, dtype=torch.float32) if g is None else g
+    beta = v.new_ones(tokens, dtype=torch.float32) if beta is None else beta
+    for name, tensor in (("g", g), ("beta", beta)):
+        _check_shape(function, name, tensor, tokens)
+        if dtype_name(tensor.dtype) not in DTYPE_BYTES:
+            raise _wrong(function, f"dtype of {name}", tensor.dtype, "fp32, bf16 or fp16")
+    if not is_fused:
+        return g.contiguous(), beta.contiguous(), None, None
+    if a_log is None:
+        raise UsageError(f"use_gate_in_kernel=True of {function} needs A_log of shape [HV]")
+    _check_shape(function, "A_log", a_log, (v.shape[2],))
+    dt_bias = torch.zeros_like(a_log) if dt_bias is None else dt_bias
+    _check_shape(function, "dt_bias", dt_bias, (v.shape[2],))
+    return g.contiguous(), beta.contiguous(), a_log.float(), dt_bias.float()
+
+
+def _refuse(function: str, **arguments: object) -> None:
+    given = [name for name, value in arguments.items() if value is not None]
+    if given:
+        raise UnsupportedError(
+            f"{function} does not support {', '.join(given)}: leave it out, or use FLA's function"
+        )
+
+
+def _refuse_grad(function: str, *tensors: torch.Tensor | None) -> None:
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        raise UsageError(
+            f"an input of {function} requires grad, and there is no backward: call it under "
+            "torch.no_grad(), or detach the input"
+        )
+
+
+def _check_tokens(function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    if q.dim() != 4:
+        raise _wrong(function, "shape of q", tuple(q.shape), "[B, T, H, K]")
+    _check_shape(function, "k", k, tuple(q.shape))
+    if v.dim() != 4 or v.shape[:2] != q.shape[:2] or v.shape[2] % q.shape[2]:
+        allowed = f"[{q.shape[0]}, {q.shape[1]}, HV, V] with HV a multiple of H={q.shape[2]}"
+        raise _wrong(function, "shape of v", tuple(v.shape), allowed)
+    if dtype_name(q.dtype) not in DTYPE_BYTES:
+        raise _wrong(function, "dtype of q", q.dtype, "bf16, fp16 or fp32")
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dtype != q.dtype:
+            raise _wrong(function, f"dtype of {name}", tensor.dtype, f"that of q, {q.dtype}")
+        if tensor.device != q.device:
+            raise _wrong(function, f"device of {name}", str(tensor.device), f"{q.device}")
+        if not _is_token_major(tensor):
+            allowed = "contiguous in the last axis and over batch and time: call .contiguous()"
+            raise _wrong(function, f"stride of {name}", tensor.stride(), allowed)
+
+
+def _is_token_major(tensor: torch.Tensor) -> bool:
+    """Whether token t of sequence b lies ``(b * T + t) * stride(1)`` from the start."""
+    batch, num_steps = tensor.shape[:2]
+    spans = batch <= 1 or num_steps == 0 or tensor.stride(0) == num_steps * tensor.stride(1)
+    return tensor.stride(-1) == 1 and spans
+
+
+def _check_shape(function: str, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != shape:
+        raise _wrong(function, f"shape of {name}", tuple(tensor.shape), str(list(shape)))
+
+
+def _check_index(function: str, name: str, tensor: torch.Tensor, device: torch.device) -> None:
+    if tensor.dtype not in (torch.int32, torch.int64) or not tensor.is_contiguous():
+        raise _wrong(function, f"dtype of {name}", tensor.dtype, "int32 or int64, contiguous")
+    if tensor.device != device:
+        raise _wrong(function, f"device of {name}", str(tensor.device), str(device))
+
+
+def _wrong(function: str, what: str, value: object, allowed: str) -> UsageError:
+    return UsageError(f"{what} in {function} is {value!r}: must be {allowed}")
