@@ -21,6 +21,7 @@ from urllib.parse import quote
 from ..errors import StoreError, UsageError
 from ..kernels.base import Config, ParameterValue, Problem
 from ..kernels.registry import operation, operation_names, template
+from .read_only_sqlite import reading_parameters
 from .records import SCHEMA_VERSION, Provenance, Toolchain
 
 __all__ = ["DatabaseRead", "DatabaseSource", "SkippedRow", "Winner", "check_rows", "read_database"]
@@ -107,6 +108,11 @@ def read_database(source: DatabaseSource) -> DatabaseRead:
             rows = tuple(dict(zip(names, row, strict=True)) for row in cursor)
     except sqlite3.Error as error:
         raise _unreadable(path, error) from error
+    except OSError as error:
+        raise StoreError(
+            f"database {str(path)!r} cannot be opened ({error.strerror}): check the permissions of "
+            "the file and its folder"
+        ) from error
     return DatabaseRead(source, is_present=True, rows=rows)
 
 
@@ -114,10 +120,9 @@ def _connect(source: DatabaseSource) -> sqlite3.Connection:
     path = source.path.resolve()
     log = path.with_name(path.name + "-wal")
     has_log = log.exists() and log.stat().st_size > 0
-    # Without ``immutable`` SQLite wants to create lock files beside the database. With it, a
-    # write-ahead log is ignored, so a file that is being written is opened the ordinary way.
+    # Nobody changes such a file: it needs no lock. But a write-ahead log would be ignored.
     is_frozen = source.role == "shipped" or not os.access(path.parent, os.W_OK)
-    options = "mode=ro&immutable=1" if is_frozen and not has_log else "mode=ro"
+    options = "mode=ro&immutable=1" if is_frozen and not has_log else reading_parameters(path)
     connection = sqlite3.connect(
         f"file:{quote(str(path))}?{options}", uri=True, timeout=LOCK_TIMEOUT_S
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import toy_op
@@ -137,74 +136,25 @@ def predicted(index: int, median_us: float) -> Evaluation:
     )
 
 
+def rounded(evaluation: Evaluation) -> Evaluation:
+    """The evaluation with times to 1 ns and durations to 1 ms, as the database keeps them."""
+    found = replace(
+        evaluation,
+        compile_s=round(evaluation.compile_s * 1000) / 1000,
+        measure_s=round(evaluation.measure_s * 1000) / 1000,
+    )
+    if found.timing is None:
+        return found
+    times = {
+        name: round(getattr(found.timing, name) * 1000) / 1000
+        for name in ("median_us", "p10_us", "p90_us", "ci_low_us", "ci_high_us")
+    }
+    return replace(found, timing=replace(found.timing, **times))
+
+
 def without_samples(evaluation: Evaluation) -> Evaluation:
     """The evaluation as a trial that is no finalist keeps it."""
-    if evaluation.timing is None:
-        return evaluation
-    return replace(evaluation, timing=replace(evaluation.timing, samples_us=()))
-
-
-def as_final(rng: random.Random, evaluation: Evaluation) -> Evaluation:
-    """The trial measured again, with samples that tick like a GPU's timer, in about 32 ns."""
-    assert evaluation.timing is not None
-    ticks = evaluation.timing.median_us / 0.032
-    samples = tuple(round(rng.gauss(ticks, 16)) * 0.032 for _ in range(300))
-    return replace(evaluation, timing=replace(evaluation.timing, samples_us=samples))
-
-
-def synthetic_trial(rng: random.Random, index: int) -> Evaluation:
-    """One of a mix like that of a real search, configs and binaries shared between studies."""
-    chosen = Config.of(
-        "triton",
-        {
-            "block_n": 16 << index % 4,
-            "group_heads": 1 << index // 4 % 4,
-            "merge": ("kernel", "atomic")[index // 16 % 2],
-            "num_splits": 1 << index // 32 % 6,
-            "num_stages": 1 + index // 192 % 5,
-            "num_warps": 1 << index // 960 % 4,
-            "split_rule": ("none", "fixed", "balanced")[index // 3840 % 3],
-        },
-    )
-    fate = rng.random()
-    if fate < 0.15:
-        status = rng.choice([TrialStatus.OUT_OF_RESOURCES, TrialStatus.COMPILE_ERROR])
-        reason = f"needs {1024 * (index % 300)} bytes of shared memory, 232448 are allowed"
-        return Evaluation(chosen, status, Provenance.MEASURED, reason, compile_s=rng.random())
-    status = TrialStatus.PRUNED if fate < 0.45 else TrialStatus.OK
-    median_us = rng.uniform(5, 500)
-    mix = {"mma": index % 64, "load_global": index % 32, "store": 4, "async_copy": index % 16}
-    return Evaluation(
-        chosen,
-        status,
-        Provenance.MEASURED,
-        "slower than the best" if status is TrialStatus.PRUNED else "",
-        timing=Timing(
-            median_us,
-            median_us * rng.uniform(0.97, 1),
-            median_us * rng.uniform(1, 1.03),
-            median_us * rng.uniform(0.99, 1),
-            median_us * rng.uniform(1, 1.01),
-            num_samples=300,
-        ),
-        facts=(
-            BinaryFacts(
-                "paged_decode_kernel",
-                128,
-                index % 255,
-                0,
-                1024 * (index % 96),
-                0,
-                700 + index % 5760,
-                "HMMA.16816.F32.BF16",
-                mix,
-                index % 200,
-                64,
-            ),
-            facts("merge_kernel", 30 + index % 5),
-        ),
-        max_abs_error=rng.random() * 1e-2,
-        relative_rms_error=rng.random() * 1e-3,
-        compile_s=rng.random(),
-        measure_s=rng.random(),
-    )
+    kept = rounded(evaluation)
+    if kept.timing is None:
+        return kept
+    return replace(kept, timing=replace(kept.timing, samples_us=()))

@@ -21,7 +21,8 @@ from tilescout.tuner.records import (
 )
 from tilescout.tuner.store import Store
 
-_times = st.floats(min_value=0, allow_nan=False, allow_infinity=False)
+_times = st.floats(0, 1e12, allow_nan=False)
+_durations = st.floats(0, 1e9, allow_nan=False)
 _counts = st.integers(0, 2**31 - 1)
 _words = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=20)
 _facts = st.builds(
@@ -43,8 +44,8 @@ _evaluations = st.builds(
     st.lists(_facts, max_size=3).map(tuple),
     _errors,
     _errors,
-    _times,
-    _times,
+    _durations,
+    _durations,
 )
 
 
@@ -155,7 +156,7 @@ class StoreContract:
         assert kept is not None
         assert finals[0].timing is not None
         assert kept.samples_us == pytest.approx(finals[0].timing.samples_us, rel=1e-7)
-        assert replace(kept, samples_us=()) == replace(finals[0].timing, samples_us=())
+        assert replace(kept, samples_us=()) == cases.without_samples(finals[0]).timing
         after = store.trials(study.study_id)
         assert after[2] == winner.trial
         assert after[1] == trials[1]
@@ -170,6 +171,46 @@ class StoreContract:
         assert loser.timing is None
         assert loser.facts == cases.measured(0).facts
 
+    def test_finals_of_which_none_is_ok(self, store: Store) -> None:
+        study_id = store.study(cases.study_key(), seed=0).study_id
+        store.add_trials(study_id, [cases.measured(i) for i in range(3)])
+        store.decide(study_id, [cases.measured(0)])
+        failing = [cases.failed(i, TrialStatus.UNREPEATABLE) for i in (1, 0)]
+        assert store.record_finals(study_id, failing) is None
+        assert store.winners() == []
+        fates = [trial.evaluation.status for trial in store.trials(study_id)]
+        assert fates == [TrialStatus.UNREPEATABLE, TrialStatus.UNREPEATABLE, TrialStatus.OK]
+        assert store.rebuild_winners() == 0
+        winner = store.record_finals(study_id, [cases.measured(2), *failing])
+        assert winner is not None
+        assert store.winners() == [winner]
+        assert winner.finals == tuple(store.trials(study_id)[i].trial_id for i in (2, 1, 0))
+
+    def test_refuses_finals_that_are_not_in_order(self, store: Store) -> None:
+        study_id = store.study(cases.study_key(), seed=0).study_id
+        store.add_trials(study_id, [cases.measured(0), cases.measured(1)])
+        late = [cases.failed(0, TrialStatus.CRASHED), cases.measured(1)]
+        for finals, message in [([], "are missing"), (late, "must begin with those that are ok")]:
+            with pytest.raises(UsageError, match=message):
+                store.record_finals(study_id, finals)
+        assert all(t.evaluation.status is TrialStatus.OK for t in store.trials(study_id))
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [("median_us", 1.1e12), ("median_us", -1.0), ("p90_us", math.inf), ("ci_low_us", math.nan)],
+    )
+    def test_refuses_a_time_that_it_cannot_keep(
+        self, store: Store, name: str, value: float
+    ) -> None:
+        study_id = store.study(cases.study_key(), seed=0).study_id
+        evaluation = replace(cases.measured(1), timing=replace(cases.timing(1.0), **{name: value}))
+        with pytest.raises(UsageError, match=f"timing.{name}=.* microseconds from 0 to 1e.12"):
+            store.add_trial(study_id, evaluation)
+        with pytest.raises(
+            UsageError, match=r"compile_s=10{10}.0 must be .* seconds from 0 to 1e.09"
+        ):
+            store.add_trial(study_id, replace(cases.measured(1), compile_s=1e10))
+
     def test_deciding_again_replaces_the_decision(self, store: Store) -> None:
         study = store.study(cases.study_key(), seed=0)
         trials = store.add_trials(study.study_id, [cases.measured(i) for i in range(3)])
@@ -183,7 +224,7 @@ class StoreContract:
         evaluation = cases.predicted(1, 12.345678901234567)
         store.add_trial(study.study_id, evaluation)
         winner = store.decide(study.study_id, [evaluation])
-        assert winner.trial.evaluation == evaluation
+        assert winner.trial.evaluation == cases.rounded(evaluation)
         assert winner.study.key.provenance is Provenance.PREDICTED
 
     def test_filters_by_operation_and_sku(self, store: Store) -> None:

@@ -167,6 +167,43 @@ def test_reading_leaves_no_trace(path: Path) -> None:
     assert state() == before
 
 
+@pytest.mark.parametrize("is_writing", [True, False], ids=["beside a writer", "at rest"])
+def test_reading_a_file_in_wal_mode_leaves_no_trace(path: Path, is_writing: bool) -> None:
+    """A plain read-only connection would create ``-shm`` and ``-wal``, or change them."""
+
+    def state() -> dict[str, tuple[int, int]]:
+        return {f.name: (f.stat().st_size, f.stat().st_mtime_ns) for f in path.parent.iterdir()}
+
+    with closing(sqlite3.connect(path)) as writer:
+        writer.execute("PRAGMA journal_mode=WAL")
+        writer.execute("UPDATE winners SET decided_ms = decided_ms + 1")
+        writer.commit()
+        if is_writing:
+            before = state()
+            assert len(before) == 3
+            Snapshot.load([path])
+            assert state() == before
+            return
+    before = state()
+    assert list(before) == [path.name]
+    Snapshot.load([path])
+    assert state() == before
+
+
+def test_a_log_without_its_index_is_not_missed(path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    with closing(sqlite3.connect(path)) as writer:
+        writer.execute("PRAGMA journal_mode=WAL")
+        writer.execute("UPDATE winners SET decided_ms = decided_ms + 1")
+        writer.commit()
+        for suffix in ("", "-wal"):
+            copy.with_name(copy.name + suffix).write_bytes(
+                path.with_name(path.name + suffix).read_bytes()
+            )
+    with pytest.raises(StoreError, match=r"write-ahead log copy\.db-wal without its index"):
+        Snapshot.load([copy])
+
+
 def test_a_run_that_is_writing_is_seen(path: Path, h200: DeviceSpec) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as writer:
         writer.execute("PRAGMA journal_mode=WAL")

@@ -24,20 +24,30 @@ from ..records import BinaryFacts, MeasurementPolicy, Timing
 from .fields import Fields, decode_json, is_integer, is_number
 
 __all__ = [
+    "LARGEST_DURATION_S",
+    "LARGEST_TIME_US",
     "POLICIES",
     "content_digest",
     "decode_binary",
+    "decode_binary_ids",
+    "decode_binary_row",
     "decode_config",
+    "decode_config_row",
     "decode_device",
+    "decode_device_row",
     "decode_mix",
     "decode_problem",
     "decode_samples",
+    "decode_seconds",
     "decode_timing",
+    "device_columns",
     "device_dict",
     "encode_binary",
     "encode_samples",
+    "encode_seconds",
     "encode_timing",
     "from_milliseconds",
+    "named_values",
     "to_milliseconds",
 ]
 
@@ -49,12 +59,38 @@ POLICIES = {
         for cold in (True, False)
     )
 }
+LARGEST_TIME_US = 1e12
+"""Eleven days: far above any kernel, far below what 64 bits of nanoseconds hold."""
+LARGEST_DURATION_S = 1e9
+_TIME_COLUMNS = {
+    f"{name}_us": f"{name}_ns" for name in ("median", "p10", "p90", "ci_low", "ci_high")
+}
 _DEVICE_COLUMNS = ("sku", "compute_capability", "num_sms", "memory_bytes")
 
 
 def content_digest(*parts: object) -> bytes:
-    """Sixteen bytes that name a content: an index over them is smaller than one over the text."""
-    return hashlib.sha256(canonical_json(parts).encode()).digest()[:16]
+    """Ten bytes that name a content: an index over them is smaller than one over the text.
+
+    Among a million contents two share a digest with a chance below 1e-12.
+    """
+    return hashlib.sha256(canonical_json(parts).encode()).digest()[:10]
+
+
+def named_values(values: Mapping[str, Any]) -> tuple[str, str]:
+    """A JSON object as two lists, names and values: many objects share the first."""
+    names = sorted(values)
+    return canonical_json(names), canonical_json([values[name] for name in names])
+
+
+def _joined(where: str, names: tuple[str, object], values: tuple[str, object]) -> dict[str, Any]:
+    """The object that ``named_values`` took apart; each list comes with the name of its column."""
+    keys, items = (decode_json(f"{where} {column}", text) for column, text in (names, values))
+    if not isinstance(keys, list) or not isinstance(items, list) or len(keys) != len(items):
+        raise UsageError(
+            f"{where}: {values[0]}={values[1]!r} must be a list with a value for each of "
+            f"{names[0]}={names[1]!r}"
+        )
+    return dict(zip(map(str, keys), items, strict=True))
 
 
 def to_milliseconds(moment: datetime) -> int:
@@ -90,6 +126,13 @@ def decode_config(where: str, template: str, values: object) -> Config:
             raise read.refuse(name, "an integer, true, false or text")
         parsed[name] = value
     return Config.of(template, parsed)
+
+
+def decode_config_row(where: str, row: Any) -> Config:
+    """The config of a row of ``configs`` beside its row of ``config_shapes``."""
+    names = ("parameters_json", row.parameters_json)
+    values = _joined(where, names, ("values_json", row.values_json))
+    return decode_config(where, str(row.template), values)
 
 
 def device_dict(device: DeviceSpec) -> dict[str, Any]:
@@ -128,8 +171,8 @@ def decode_device(read: Fields) -> DeviceSpec:
         registers_per_sm=read.integer("registers_per_sm", at_least=0),
         max_threads_per_sm=read.integer("max_threads_per_sm", at_least=0),
         max_blocks_per_sm=read.integer("max_blocks_per_sm", at_least=0),
-        bandwidth_gbps=read.number("bandwidth_gbps", at_least=0),
-        peak_tflops={name: peaks.number(name, at_least=0) for name in peaks.names()},
+        bandwidth_gbps=read.positive("bandwidth_gbps"),
+        peak_tflops={name: peaks.positive(name) for name in peaks.names()},
         clock_mhz=read.number("clock_mhz", at_least=0),
         aliases=tuple(str(alias) for alias in aliases),
         sources={name: sources.text(name) for name in sources.names()} if sources else {},
@@ -138,11 +181,15 @@ def decode_device(read: Fields) -> DeviceSpec:
     return device
 
 
-def encode_binary(facts: BinaryFacts) -> dict[str, Any]:
-    """Columns of ``binaries``."""
+def encode_binary(facts: BinaryFacts) -> tuple[dict[str, str], dict[str, Any]]:
+    """Columns of ``kernels`` and of ``binaries``."""
     values = {field.name: getattr(facts, field.name) for field in fields(facts)}
-    mix = canonical_json(dict(values.pop("instruction_mix")))
-    return {**values, "instruction_mix_json": mix}
+    classes, counts = named_values(values.pop("instruction_mix"))
+    kernel = {name: values.pop(name) for name in ("kernel", "mma_kind")}
+    return (
+        {**kernel, "instruction_classes_json": classes},
+        {**values, "instruction_counts_json": counts},
+    )
 
 
 def decode_mix(read: Fields) -> dict[str, int]:
@@ -201,33 +248,56 @@ def decode_samples(where: str, data: object, num_samples: int) -> tuple[float, .
 
 def encode_timing(timing: Timing | None, *, keep_samples: bool) -> dict[str, Any]:
     """The timing columns of a trial; spread columns stay empty where there is no spread."""
-    names = ("median_us", "p10_us", "p90_us", "ci_low_us", "ci_high_us")
-    columns: dict[str, Any] = dict.fromkeys((*names, "num_samples", "samples"))
+    columns: dict[str, Any] = dict.fromkeys((*_TIME_COLUMNS.values(), "num_samples", "samples"))
     if timing is None:
         return columns
-    values = {name: getattr(timing, name) for name in names}
-    for name, value in values.items():
-        if not is_number(value) or value < 0:
-            raise UsageError(f"timing.{name}={value!r} must be a finite number of microseconds")
-    if any(value != timing.median_us for value in values.values()):
-        columns.update(values)
-    columns["median_us"] = timing.median_us
+    times = {
+        column: _nanoseconds(f"timing.{name}", getattr(timing, name))
+        for name, column in _TIME_COLUMNS.items()
+    }
+    if any(value != times["median_ns"] for value in times.values()):
+        columns.update(times)
+    columns["median_ns"] = times["median_ns"]
     columns["num_samples"] = len(timing.samples_us) or timing.num_samples
     columns["samples"] = encode_samples(timing.samples_us) if keep_samples else None
     return columns
 
 
+def _nanoseconds(where: str, time_us: object) -> int:
+    if not is_number(time_us) or not 0 <= time_us <= LARGEST_TIME_US:
+        raise UsageError(
+            f"{where}={time_us!r} must be a number of microseconds from 0 to {LARGEST_TIME_US:g}"
+        )
+    return round(time_us * 1000)
+
+
 def decode_timing(row: Any) -> Timing | None:
     """The timing of a trial row, or None where it has none."""
-    if row.median_us is None:
+    if row.median_ns is None:
         return None
-    spread = [row.p10_us, row.p90_us, row.ci_low_us, row.ci_high_us]
-    values = [row.median_us, *(row.median_us if v is None else v for v in spread)]
-    if not all(map(is_number, values)) or not is_integer(row.num_samples):
-        raise UsageError(f"times {values} of {row.num_samples!r} samples must be numbers")
-    median, p10, p90, low, high = map(float, values)
+    spread = [row.p10_ns, row.p90_ns, row.ci_low_ns, row.ci_high_ns]
+    values = [row.median_ns, *(row.median_ns if v is None else v for v in spread)]
+    if not all(map(is_integer, values)) or not is_integer(row.num_samples):
+        raise UsageError(f"times {values} of {row.num_samples!r} samples must be integers")
+    median, p10, p90, low, high = (value / 1000 for value in values)
     samples = decode_samples("samples", row.samples, row.num_samples)
     return Timing(median, p10, p90, low, high, samples, row.num_samples)
+
+
+def encode_seconds(where: str, seconds: float) -> int:
+    """A duration in whole milliseconds."""
+    if not is_number(seconds) or not 0 <= seconds <= LARGEST_DURATION_S:
+        raise UsageError(
+            f"{where}={seconds!r} must be a number of seconds from 0 to {LARGEST_DURATION_S:g}"
+        )
+    return round(seconds * 1000)
+
+
+def decode_seconds(where: str, milliseconds: object) -> float:
+    """The duration that ``encode_seconds`` wrote."""
+    if not is_integer(milliseconds):
+        raise UsageError(f"{where}={milliseconds!r} must be an integer")
+    return milliseconds / 1000
 
 
 def decode_device_row(where: str, row: Any) -> DeviceSpec:
@@ -237,8 +307,22 @@ def decode_device_row(where: str, row: Any) -> DeviceSpec:
     return decode_device(Fields(where, {**{n: rest.raw(n) for n in rest.names()}, **columns}))
 
 
+def decode_binary_ids(text: object) -> tuple[int, ...]:
+    """Ids of the binaries that a trial launches, in order."""
+    if text is None:
+        return ()
+    ids = decode_json("binary_ids", text)
+    if not isinstance(ids, list) or not all(map(is_integer, ids)):
+        raise UsageError(f"binary_ids={text!r} must be a list of integers")
+    return tuple(ids)
+
+
 def decode_binary_row(where: str, row: Any) -> BinaryFacts:
-    """The facts of a row of ``binaries``."""
-    place = f"{where} instruction_mix_json"
-    mix = decode_mix(Fields(place, decode_json(place, row.instruction_mix_json)))
+    """The facts of a row of ``binaries`` beside its row of ``kernels``."""
+    counts = _joined(
+        where,
+        ("instruction_classes_json", row.instruction_classes_json),
+        ("instruction_counts_json", row.instruction_counts_json),
+    )
+    mix = decode_mix(Fields(f"{where} instruction_counts_json", counts))
     return decode_binary(Fields(where, dict(row._mapping)), mix)

@@ -95,14 +95,21 @@ class Fields:
             raise self.refuse(name, what)
         return value
 
-    def number(self, name: str, *, at_least: float | None = None) -> float:
+    def number(self, name: str, *, at_least: float, at_most: float = math.inf) -> float:
         """A finite number field."""
         value = self._get(name)
-        what = "a finite number" if at_least is None else f"a finite number of at least {at_least}"
-        if not is_number(value):
+        what = f"a finite number of at least {at_least:g}"
+        if at_most < math.inf:
+            what = f"a number from {at_least:g} to {at_most:g}"
+        if not is_number(value) or not at_least <= value <= at_most:
             raise self.refuse(name, what)
-        if at_least is not None and value < at_least:
-            raise self.refuse(name, what)
+        return float(value)
+
+    def positive(self, name: str) -> float:
+        """A finite number field above 0: something divides by it."""
+        value = self._get(name)
+        if not is_number(value) or value <= 0:
+            raise self.refuse(name, "a finite number above 0")
         return float(value)
 
     def any_number(self, name: str) -> float | None:

@@ -1,7 +1,7 @@
 """The tables of the database; ``docs/database.md`` describes them for readers.
 
-What many trials share (problem, device, toolchain, template, config, binary) is one row each, found
-by its content, so that a trial is a few numbers.
+What many trials share (problem, device, toolchain, template, config, binary, reason) is one row
+each, found by its content, so that a trial is a few numbers.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from sqlalchemy.types import UserDefinedType
 __all__ = [
     "Base",
     "BinaryRow",
-    "BinarySetMemberRow",
-    "BinarySetRow",
     "ConfigRow",
+    "ConfigShapeRow",
     "DeviceRow",
+    "KernelRow",
     "ProblemRow",
     "Real",
+    "ReasonRow",
     "StudyRow",
     "StudyTemplateRow",
     "TemplateRow",
@@ -110,15 +111,40 @@ class TemplateRow(Base):
     source_hash: Mapped[str]
 
 
+class ConfigShapeRow(Base):
+    """A template and which of its parameters are active; the configs hold only the values."""
+
+    __tablename__ = "config_shapes"
+    __table_args__ = (UniqueConstraint("template", "parameters_json"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    template: Mapped[str]
+    parameters_json: Mapped[str]
+    """Names, in the order of the values."""
+
+
 class ConfigRow(Base):
     """Parameter values of a template."""
 
     __tablename__ = "configs"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    template: Mapped[str]
-    config_json: Mapped[str]
+    shape_id: Mapped[int] = mapped_column(ForeignKey("config_shapes.id"))
+    values_json: Mapped[str]
     digest: Mapped[bytes] = mapped_column(unique=True)
+
+
+class KernelRow(Base):
+    """What many binaries say in the same words."""
+
+    __tablename__ = "kernels"
+    __table_args__ = (UniqueConstraint("kernel", "mma_kind", "instruction_classes_json"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    kernel: Mapped[str]
+    mma_kind: Mapped[str]
+    instruction_classes_json: Mapped[str]
+    """Names, in the order of the counts."""
 
 
 class BinaryRow(Base):
@@ -127,38 +153,27 @@ class BinaryRow(Base):
     __tablename__ = "binaries"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    kernel: Mapped[str]
+    kernel_id: Mapped[int] = mapped_column(ForeignKey("kernels.id"))
     threads_per_block: Mapped[int]
     registers: Mapped[int]
     spill_bytes: Mapped[int]
     smem_bytes: Mapped[int]
     tmem_columns: Mapped[int]
     num_instructions: Mapped[int]
-    mma_kind: Mapped[str]
-    instruction_mix_json: Mapped[str]
+    instruction_counts_json: Mapped[str]
     loop_instructions: Mapped[int]
     loop_load_bytes: Mapped[int]
     digest: Mapped[bytes] = mapped_column(unique=True)
 
 
-class BinarySetRow(Base):
-    """The binaries that one config launches; shared by all trials that compiled to the same."""
+class ReasonRow(Base):
+    """Why a trial was not ok; compilers say the same of many configs."""
 
-    __tablename__ = "binary_sets"
+    __tablename__ = "reasons"
 
     id: Mapped[int] = mapped_column(primary_key=True)
+    reason: Mapped[str]
     digest: Mapped[bytes] = mapped_column(unique=True)
-
-
-class BinarySetMemberRow(Base):
-    """One binary of a set, in launch order."""
-
-    __tablename__ = "binary_set_members"
-    __table_args__ = ({"sqlite_with_rowid": False},)
-
-    set_id: Mapped[int] = mapped_column(ForeignKey("binary_sets.id"), primary_key=True)
-    position: Mapped[int] = mapped_column(primary_key=True)
-    binary_id: Mapped[int] = mapped_column(ForeignKey("binaries.id"))
 
 
 class StudyRow(Base):
@@ -191,36 +206,39 @@ class StudyTemplateRow(Base):
 
 
 class TrialRow(Base):
-    """One evaluated config. The only truth: everything decided can be rebuilt from here."""
+    """One evaluated config. The only truth: everything decided can be rebuilt from here.
+
+    Times are whole nanoseconds and milliseconds: SQLite keeps an integer in one to four bytes, a
+    float in eight. ``number`` is unique in a study without an index, which would cost 13 bytes a
+    trial: it is given inside the write transaction.
+    """
 
     __tablename__ = "trials"
-    __table_args__ = (
-        UniqueConstraint("study_id", "number"),
-        UniqueConstraint("study_id", "config_id"),
-    )
+    __table_args__ = (UniqueConstraint("study_id", "config_id"),)
 
     id: Mapped[int] = mapped_column(primary_key=True)
     study_id: Mapped[int] = mapped_column(ForeignKey("studies.id"))
     number: Mapped[int]
     config_id: Mapped[int] = mapped_column(ForeignKey("configs.id"))
-    binary_set_id: Mapped[int | None] = mapped_column(ForeignKey("binary_sets.id"))
+    binary_ids: Mapped[str | None]
+    """JSON list of ``binaries.id`` in launch order."""
     final_rank: Mapped[int | None]
     """Place in the study's finals, from 1; NULL for a trial that took no part."""
     status: Mapped[str]
-    reason: Mapped[str | None]
-    median_us: Mapped[float | None]
-    p10_us: Mapped[float | None]
+    reason_id: Mapped[int | None] = mapped_column(ForeignKey("reasons.id"))
+    median_ns: Mapped[int | None] = mapped_column(BigInteger)
+    p10_ns: Mapped[int | None] = mapped_column(BigInteger)
     """This and the next three are NULL where all equal the median, as in a prediction."""
-    p90_us: Mapped[float | None]
-    ci_low_us: Mapped[float | None]
-    ci_high_us: Mapped[float | None]
+    p90_ns: Mapped[int | None] = mapped_column(BigInteger)
+    ci_low_ns: Mapped[int | None] = mapped_column(BigInteger)
+    ci_high_ns: Mapped[int | None] = mapped_column(BigInteger)
     num_samples: Mapped[int | None]
     samples: Mapped[bytes | None]
     """zlib of little-endian float32, microseconds; finalists only."""
     max_abs_error: Mapped[float | None]
     relative_rms_error: Mapped[float | None]
-    compile_s: Mapped[float]
-    measure_s: Mapped[float]
+    compile_ms: Mapped[int] = mapped_column(BigInteger)
+    measure_ms: Mapped[int] = mapped_column(BigInteger)
     created_ms: Mapped[int] = mapped_column(BigInteger)
 
 

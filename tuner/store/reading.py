@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
@@ -18,20 +19,24 @@ from ...kernels.device import DeviceSpec
 from ..records import BinaryFacts, Evaluation, Provenance, StudyKey, Toolchain, TrialStatus
 from .codec import (
     POLICIES,
+    decode_binary_ids,
     decode_binary_row,
-    decode_config,
+    decode_config_row,
     decode_device_row,
     decode_problem,
+    decode_seconds,
     decode_timing,
     from_milliseconds,
 )
 from .fields import decode_json, is_integer, is_number
 from .models import (
     BinaryRow,
-    BinarySetMemberRow,
     ConfigRow,
+    ConfigShapeRow,
     DeviceRow,
+    KernelRow,
     ProblemRow,
+    ReasonRow,
     StudyRow,
     StudyTemplateRow,
     TemplateRow,
@@ -70,6 +75,11 @@ class Reader:
         self._problems: dict[int, Problem] = {}
         self._devices: dict[int, DeviceSpec] = {}
         self._configs: dict[int, Config] = {}
+        self._binaries: dict[int, BinaryFacts] = {}
+        self._unreadable: dict[int, str] = {}
+        """What is wrong, by id of the binary."""
+        self._facts: dict[object, tuple[BinaryFacts, ...]] = {None: ()}
+        """By the text of ``binary_ids``: most trials share theirs with others."""
 
     def studies(self, *conditions: ColumnElement[bool]) -> list[StudyRecord]:
         """The studies that meet the conditions, oldest first."""
@@ -92,11 +102,11 @@ class Reader:
     def trials(self, *conditions: ColumnElement[bool]) -> list[TrialRecord]:
         """The trials that meet the conditions, by study and number."""
         rows = self._connection.execute(_trials_query().where(*conditions)).all()
-        facts = self._facts_of({row.binary_set_id for row in rows} - {None})
+        self._read_binaries(row.binary_ids for row in rows)
         found = []
         for row in rows:
             try:
-                found.append(self._trial(row, facts))
+                found.append(self._trial(row))
             except UsageError as error:
                 self._note(f"trial {row.id}", error)
         return found
@@ -192,35 +202,42 @@ class Reader:
         query = select(TrialRow.study_id, func.count()).group_by(TrialRow.study_id)
         return {row[0]: row[1] for row in self._connection.execute(query)}
 
-    def _facts_of(self, set_ids: Iterable[int]) -> dict[int, tuple[BinaryFacts, ...]]:
-        """Facts by set; a set with a binary that cannot be read is left out."""
-        found: dict[int, list[BinaryFacts]] = defaultdict(list)
-        unreadable: set[int] = set()
-        binaries: dict[int, BinaryFacts] = {}
-        for chunk in _chunks(sorted(set_ids)):
+    def _read_binaries(self, texts: Iterable[object]) -> None:
+        """Reads the binaries that these values of ``binary_ids`` name."""
+        wanted: set[int] = set()
+        for text in set(texts) - self._facts.keys():
+            with suppress(UsageError):  # ``_facts_of`` says it beside the trial
+                wanted.update(decode_binary_ids(text))
+        for chunk in _chunks(sorted(wanted - self._binaries.keys())):
             query = (
-                select(BinarySetMemberRow.set_id, BinaryRow.__table__)
-                .join(BinaryRow, BinaryRow.id == BinarySetMemberRow.binary_id)
-                .where(BinarySetMemberRow.set_id.in_(chunk))
-                .order_by(BinarySetMemberRow.set_id, BinarySetMemberRow.position)
+                select(
+                    BinaryRow.__table__,
+                    KernelRow.kernel,
+                    KernelRow.mma_kind,
+                    KernelRow.instruction_classes_json,
+                )
+                .join(KernelRow, KernelRow.id == BinaryRow.kernel_id)
+                .where(BinaryRow.id.in_(chunk))
             )
             for row in self._connection.execute(query):
                 try:
-                    if row.id not in binaries:
-                        binaries[row.id] = decode_binary_row(f"binary {row.id}", row)
-                    found[row.set_id].append(binaries[row.id])
+                    self._binaries[row.id] = decode_binary_row(f"binary {row.id}", row)
                 except UsageError as error:
-                    unreadable.add(row.set_id)
-                    self._note(f"binary set {row.set_id}", error)
-        return {key: tuple(value) for key, value in found.items() if key not in unreadable}
+                    self._unreadable[row.id] = f"{error}"
 
-    def _trial(self, row: Row[Any], facts: dict[int, tuple[BinaryFacts, ...]]) -> TrialRecord:
-        if row.binary_set_id is not None and row.binary_set_id not in facts:
-            raise UsageError(f"its binary set {row.binary_set_id} is missing or cannot be read")
+    def _facts_of(self, text: object) -> tuple[BinaryFacts, ...]:
+        if text not in self._facts:
+            ids = decode_binary_ids(text)
+            for binary_id in ids:
+                if binary_id not in self._binaries:
+                    missing = f"its binary {binary_id} is missing"
+                    raise UsageError(self._unreadable.get(binary_id, missing))
+            self._facts[text] = tuple(self._binaries[binary_id] for binary_id in ids)
+        return self._facts[text]
+
+    def _trial(self, row: Row[Any]) -> TrialRecord:
         if row.config_id not in self._configs:
-            where = f"config {row.config_id}"
-            values = decode_json(f"{where} config_json", row.config_json)
-            self._configs[row.config_id] = decode_config(where, str(row.template), values)
+            self._configs[row.config_id] = decode_config_row(f"config {row.config_id}", row)
         if row.status not in _STATUSES:
             raise UsageError(f"status={row.status!r} must be one of {', '.join(TrialStatus)}")
         evaluation = Evaluation(
@@ -229,11 +246,11 @@ class Reader:
             provenance=_provenance(row.provenance),
             reason=str(row.reason or ""),
             timing=decode_timing(row),
-            facts=facts[row.binary_set_id] if row.binary_set_id is not None else (),
+            facts=self._facts_of(row.binary_ids),
             max_abs_error=_error_size("max_abs_error", row.max_abs_error),
             relative_rms_error=_error_size("relative_rms_error", row.relative_rms_error),
-            compile_s=_seconds("compile_s", row.compile_s),
-            measure_s=_seconds("measure_s", row.measure_s),
+            compile_s=decode_seconds("compile_ms", row.compile_ms),
+            measure_s=decode_seconds("measure_ms", row.measure_ms),
         )
         created = from_milliseconds("created_ms", row.created_ms)
         number = _integer("number", row.number)
@@ -294,13 +311,17 @@ def _studies_query() -> Select[Any]:
 def _trials_query() -> Select[Any]:
     columns: list[Any] = [
         TrialRow.__table__,
-        ConfigRow.template,
-        ConfigRow.config_json,
+        ConfigShapeRow.template,
+        ConfigShapeRow.parameters_json,
+        ConfigRow.values_json,
+        ReasonRow.reason,
         StudyRow.provenance,
     ]
     return (
         select(*columns)
         .join(ConfigRow, ConfigRow.id == TrialRow.config_id)
+        .join(ConfigShapeRow, ConfigShapeRow.id == ConfigRow.shape_id)
+        .outerjoin(ReasonRow, ReasonRow.id == TrialRow.reason_id)
         .join(StudyRow, StudyRow.id == TrialRow.study_id)
         .order_by(TrialRow.study_id, TrialRow.number)
     )
@@ -322,16 +343,12 @@ def _integer(name: str, value: object) -> int:
     return value
 
 
-def _seconds(name: str, value: object) -> float:
-    if not is_number(value):
-        raise UsageError(f"{name}={value!r} must be a number of seconds")
-    return float(value)
-
-
 def _error_size(name: str, value: object) -> float | None:
     """An error figure, which may be NaN or infinite where a kernel wrote rubbish."""
     if value is None or isinstance(value, float):
         return value
     if value == "nan":
         return float("nan")
-    return _seconds(name, value)
+    if not is_number(value):
+        raise UsageError(f"{name}={value!r} must be a number")
+    return float(value)

@@ -30,7 +30,7 @@ class TrialRecord:
     number: int
     """Order inside the study, from 0."""
     evaluation: Evaluation
-    """Times are exact; samples have the precision of float32 and are there for finalists only."""
+    """Times to 1 ns, durations to 1 ms; samples, as float32, are there for finalists only."""
     created_at: datetime
 
 

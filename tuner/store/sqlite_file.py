@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
-from ...errors import StoreError
+from ..read_only_sqlite import reading_parameters
 from .location import is_locked
 
 __all__ = ["connect_for_reading", "connect_for_writing", "leave_wal", "use_wal"]
@@ -22,8 +22,6 @@ _NETWORK_FILE_SYSTEMS = frozenset(
 )
 MOUNTS = Path("/proc/self/mounts")
 """The kernel's list of mounted disks."""
-_WAL_FORMAT = 2
-_FORMAT_OFFSET = 18
 
 
 def connect_for_writing(path: Path, timeout_s: float) -> sqlite3.Connection:
@@ -41,7 +39,7 @@ def connect_for_reading(path: Path, timeout_s: float) -> sqlite3.Connection:
     Raises:
         StoreError: the file has a write-ahead log but not the index that belongs to it.
     """
-    return _connect(path, _read_parameters(path), timeout_s)
+    return _connect(path, reading_parameters(path), timeout_s)
 
 
 def _connect(path: Path, parameters: str, timeout_s: float) -> sqlite3.Connection:
@@ -56,26 +54,6 @@ def _connect(path: Path, parameters: str, timeout_s: float) -> sqlite3.Connectio
     # A badly encoded text would otherwise stop the query it is in.
     connection.text_factory = lambda raw: raw.decode(errors="replace")
     return connection
-
-
-def _read_parameters(path: Path) -> str:
-    """URI parameters by what lies beside the file.
-
-    A plain read-only connection to a file in WAL mode would create ``-shm`` and ``-wal``.
-    """
-    with path.open("rb") as file:
-        header = file.read(_FORMAT_OFFSET + 1)
-    if len(header) <= _FORMAT_OFFSET or header[_FORMAT_OFFSET] != _WAL_FORMAT:
-        return "mode=ro"
-    if path.with_name(path.name + "-shm").exists():
-        return "mode=ro&readonly_shm=1"
-    log = path.with_name(path.name + "-wal")
-    if log.exists() and log.stat().st_size:
-        raise StoreError(
-            f"database {path} has a write-ahead log {log.name} without its index: trials in the "
-            "log would be missed; open the database once for writing, e.g. with 'tilescout tune'"
-        )
-    return "mode=ro&immutable=1"
 
 
 def use_wal(connection: sqlite3.Connection, path: Path, timeout_s: float) -> None:

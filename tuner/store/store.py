@@ -34,6 +34,7 @@ __all__ = ["Store"]
 _Result = TypeVar("_Result")
 # Each retry means that another writer inserted the same shared row first; that cannot go on long.
 _MAX_ATTEMPTS = 10
+_SHIPPED_PAGE_BYTES = 2048
 
 
 class Store:
@@ -166,18 +167,39 @@ class Store:
         Raises:
             UsageError: no finals, a first one that is not ok, or one that is no trial of the study.
         """
-        decided_at = datetime.now(UTC)
         if not finals or finals[0].status is not TrialStatus.OK:
             status = finals[0].status.value if finals else "missing"
             raise UsageError(f"the first final of study {study_id} is {status}: it must be ok")
+        winner = self.record_finals(study_id, finals)
+        assert winner is not None
+        return winner
 
-        def decide(connection: Connection) -> WinnerRecord:
+    def record_finals(self, study_id: int, finals: Sequence[Evaluation]) -> WinnerRecord | None:
+        """Like ``decide``, but none of the finals need be ok: then the study has no winner.
+
+        An earlier decision of the study is taken back in that case.
+
+        Raises:
+            UsageError: no finals, an ok one behind one that is not, or one that is no trial of the
+                study.
+        """
+        if not finals:
+            raise UsageError(f"the finals of study {study_id} are missing: name at least one")
+        is_ok = [final.status is TrialStatus.OK for final in finals]
+        if is_ok != sorted(is_ok, reverse=True):
+            raise UsageError(f"the finals of study {study_id} must begin with those that are ok")
+        decided_at = datetime.now(UTC)
+
+        def record(connection: Connection) -> WinnerRecord | None:
             writer = Writer(connection)
             trial_ids = writer.finals(study_id, finals)
+            if not is_ok[0]:
+                writer.forget_winner(study_id)
+                return None
             writer.winner(study_id, trial_ids[0], decided_at)
             return self._reader(connection).winner_of(study_id)
 
-        return self._write(decide)
+        return self._write(record)
 
     def rebuild_winners(self) -> int:
         """Derives all winners from the trials again; returns how many rows were wrong."""
@@ -201,6 +223,8 @@ class Store:
                     raise StoreError(
                         f"database {self} is in use by another process: stop it, then try again"
                     )
+                # Twenty small tables and indexes fill a page each, whatever its size.
+                connection.execute(f"PRAGMA page_size = {_SHIPPED_PAGE_BYTES}")
                 connection.execute("VACUUM")
             finally:
                 connection.close()

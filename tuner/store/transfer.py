@@ -25,6 +25,8 @@ from ..records import (
     TrialStatus,
 )
 from .codec import (
+    LARGEST_DURATION_S,
+    LARGEST_TIME_US,
     POLICIES,
     decode_binary,
     decode_config,
@@ -226,8 +228,8 @@ def _parse_trial(read: Fields) -> _ImportedTrial:
         ),
         max_abs_error=read.any_number("max_abs_error"),
         relative_rms_error=read.any_number("relative_rms_error"),
-        compile_s=read.number("compile_s", at_least=0),
-        measure_s=read.number("measure_s", at_least=0),
+        compile_s=read.number("compile_s", at_least=0, at_most=LARGEST_DURATION_S),
+        measure_s=read.number("measure_s", at_least=0, at_most=LARGEST_DURATION_S),
     )
     if evaluation.status is TrialStatus.OK and evaluation.timing is None:
         raise read.refuse("timing", "an object, as status is ok")
@@ -259,16 +261,20 @@ def _parse_timing(read: Fields) -> Timing | None:
     if samples and len(samples) != num_samples:
         raise timing.refuse("num_samples", f"{len(samples)}, the length of samples_us")
     parsed = Timing(
-        read.number("time_us", at_least=0),
-        timing.number("p10_us", at_least=0),
-        timing.number("p90_us", at_least=0),
-        timing.number("ci_low_us", at_least=0),
-        timing.number("ci_high_us", at_least=0),
+        _time(read, "time_us"),
+        _time(timing, "p10_us"),
+        _time(timing, "p90_us"),
+        _time(timing, "ci_low_us"),
+        _time(timing, "ci_high_us"),
         samples_us=tuple(map(float, numbers)),
         num_samples=num_samples,
     )
     timing.finish()
     return parsed
+
+
+def _time(read: Fields, name: str) -> float:
+    return read.number(name, at_least=0, at_most=LARGEST_TIME_US)
 
 
 def _parse_facts(read: Fields) -> BinaryFacts:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 from sqlalchemy import (
@@ -30,21 +31,25 @@ from ...kernels.base import Config, canonical_json
 from ..records import BinaryFacts, Evaluation, StudyKey, TrialStatus
 from .codec import (
     content_digest,
-    decode_samples,
+    decode_seconds,
+    decode_timing,
     device_columns,
     encode_binary,
+    encode_seconds,
     encode_timing,
+    named_values,
     to_milliseconds,
 )
 from .fields import is_integer
 from .models import (
     Base,
     BinaryRow,
-    BinarySetMemberRow,
-    BinarySetRow,
     ConfigRow,
+    ConfigShapeRow,
     DeviceRow,
+    KernelRow,
     ProblemRow,
+    ReasonRow,
     StudyRow,
     StudyTemplateRow,
     TemplateRow,
@@ -80,7 +85,8 @@ class Writer:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._known: dict[tuple[str, bytes], int] = {}
+        self._known: dict[tuple[object, ...], int] = {}
+        self._next_numbers: dict[int, int] = {}
         self._studies: dict[int, tuple[str, set[str]]] = {}
 
     def study(self, key: StudyKey, seed: int, created_at: datetime) -> tuple[int, bool]:
@@ -141,21 +147,20 @@ class Writer:
         ).first()
         if found is not None:
             return found.id, found.number, False
-        if number is None or self._has_number(study_id, number):
-            number = self._next_number(study_id)
+        number = self._take_number(study_id, number)
         trial_id = self._insert(
             TrialRow,
             study_id=study_id,
             number=number,
             config_id=config_id,
-            binary_set_id=self._binary_set(evaluation.facts),
+            binary_ids=self._binary_ids(evaluation.facts),
             status=evaluation.status.value,
-            reason=_storable(evaluation.reason) or None,
+            reason_id=self._reason(evaluation.reason),
             **encode_timing(evaluation.timing, keep_samples=keep_samples),
             max_abs_error=evaluation.max_abs_error,
             relative_rms_error=evaluation.relative_rms_error,
-            compile_s=evaluation.compile_s,
-            measure_s=evaluation.measure_s,
+            compile_ms=encode_seconds("compile_s", evaluation.compile_s),
+            measure_ms=encode_seconds("measure_s", evaluation.measure_s),
             created_ms=to_milliseconds(created_at),
         )
         return trial_id, number, True
@@ -178,11 +183,11 @@ class Writer:
             values: dict[str, Any] = {
                 "final_rank": rank,
                 "status": evaluation.status.value,
-                "reason": _storable(evaluation.reason) or None,
+                "reason_id": self._reason(evaluation.reason),
                 **encode_timing(evaluation.timing, keep_samples=True),
             }
             if evaluation.facts:
-                values["binary_set_id"] = self._binary_set(evaluation.facts)
+                values["binary_ids"] = self._binary_ids(evaluation.facts)
             for name in ("max_abs_error", "relative_rms_error"):
                 if getattr(evaluation, name) is not None:
                     values[name] = getattr(evaluation, name)
@@ -200,6 +205,10 @@ class Writer:
         if not changed.rowcount:
             self._insert(WinnerRow, study_id=study_id, **decided)
 
+    def forget_winner(self, study_id: int) -> None:
+        """Takes the decision of the study back, where there is one."""
+        self._connection.execute(delete(WinnerRow).where(WinnerRow.study_id == study_id))
+
     def rebuild_winners(self, decided_at: datetime) -> int:
         """Makes ``winners`` say what the trials say; returns how many rows were wrong.
 
@@ -214,7 +223,7 @@ class Writer:
         rows = self._connection.execute(select(WinnerRow.study_id, WinnerRow.trial_id))
         present = {row.study_id: row.trial_id for row in rows}
         for study_id in present.keys() - best.keys():
-            self._connection.execute(delete(WinnerRow).where(WinnerRow.study_id == study_id))
+            self.forget_winner(study_id)
         wrong = {key: value for key, value in best.items() if present.get(key) != value}
         for study_id, trial_id in wrong.items():
             self.winner(study_id, trial_id, decided_at)
@@ -265,33 +274,41 @@ class Writer:
             )
         return int(found.id)
 
+    def _take_number(self, study_id: int, wanted: int | None) -> int:
+        """``wanted`` where it is free, or the next."""
+        if study_id not in self._next_numbers:
+            # Servers let others write meanwhile: they wait here, so that no number comes twice.
+            self._connection.execute(
+                select(StudyRow.id).where(StudyRow.id == study_id).with_for_update()
+            )
+            highest = self._connection.execute(_HIGHEST_NUMBER, {"study_id": study_id}).scalar()
+            self._next_numbers[study_id] = 0 if highest is None else highest + 1
+        following = self._next_numbers[study_id]
+        if wanted is not None and wanted < following and not self._has_number(study_id, wanted):
+            return wanted
+        number = following if wanted is None else max(wanted, following)
+        self._next_numbers[study_id] = number + 1
+        return number
+
     def _has_number(self, study_id: int, number: int) -> bool:
         query = select(TrialRow.id).where(TrialRow.study_id == study_id, TrialRow.number == number)
         return self._connection.execute(query).first() is not None
 
-    def _next_number(self, study_id: int) -> int:
-        highest = self._connection.execute(_HIGHEST_NUMBER, {"study_id": study_id}).scalar()
-        return 0 if highest is None else highest + 1
-
     def _config(self, config: Config) -> int:
-        return self._shared(
-            ConfigRow, template=config.template, config_json=canonical_json(config.as_dict())
-        )
+        names, values = named_values(config.as_dict())
+        shape_id = self._unique(ConfigShapeRow, template=config.template, parameters_json=names)
+        return self._shared(ConfigRow, shape_id=shape_id, values_json=values)
 
-    def _binary_set(self, facts: tuple[BinaryFacts, ...]) -> int | None:
-        if not facts:
-            return None
-        binary_ids = [self._shared(BinaryRow, **encode_binary(fact)) for fact in facts]
-        digest = content_digest(binary_ids)
-        set_id = self._find(BinarySetRow, digest)
-        if set_id is None:
-            set_id = self._remember(BinarySetRow, digest, self._insert(BinarySetRow, digest=digest))
-            members = [
-                {"set_id": set_id, "position": position, "binary_id": binary_id}
-                for position, binary_id in enumerate(binary_ids)
-            ]
-            self._connection.execute(insert(BinarySetMemberRow), members)
-        return set_id
+    def _binary_ids(self, facts: tuple[BinaryFacts, ...]) -> str | None:
+        return canonical_json([self._binary(fact) for fact in facts]) if facts else None
+
+    def _binary(self, facts: BinaryFacts) -> int:
+        kernel, values = encode_binary(facts)
+        return self._shared(BinaryRow, kernel_id=self._unique(KernelRow, **kernel), **values)
+
+    def _reason(self, reason: str) -> int | None:
+        text = _storable(reason)
+        return self._shared(ReasonRow, reason=text) if text else None
 
     def _shared(self, table: type[Any], **values: Any) -> int:
         """Id of the row with this content in a table that has a ``digest``."""
@@ -302,21 +319,25 @@ class Writer:
         return self._remember(table, digest, self._insert(table, **values, digest=digest))
 
     def _find(self, table: Any, digest: bytes) -> int | None:
-        known = self._known.get((table.__tablename__, digest))
+        known = self._known.get((table, digest))
         if known is not None:
             return known
         found = self._connection.execute(_by_digest(table), {"digest": digest}).scalar()
         return None if found is None else self._remember(table, digest, found)
 
-    def _remember(self, table: type[Base], digest: bytes, row_id: int) -> int:
-        self._known[table.__tablename__, digest] = row_id
+    def _remember(self, table: type[Base], content: object, row_id: int) -> int:
+        self._known[table, content] = row_id
         return row_id
 
     def _unique(self, table: type[Any], **values: str) -> int:
         """Id of the row with these values in a small table."""
+        content = tuple(values.values())
+        known = self._known.get((table, content))
+        if known is not None:
+            return known
         conditions = [getattr(table, name) == value for name, value in values.items()]
         found = self._connection.execute(select(table.id).where(*conditions)).scalar()
-        return self._insert(table, **values) if found is None else int(found)
+        return self._remember(table, content, found or self._insert(table, **values))
 
     def _insert(self, table: type[Base], **values: Any) -> int:
         result = self._connection.execute(_insertion(table), values)
@@ -330,12 +351,16 @@ def _storable(reason: str) -> str:
 
 
 def as_stored(evaluation: Evaluation, *, keep_samples: bool) -> Evaluation:
-    """The evaluation as reading will give it back: samples dropped or rounded to float32."""
-    evaluation = replace(evaluation, reason=_storable(evaluation.reason))
-    if evaluation.timing is None:
-        return evaluation
-    timing = evaluation.timing
-    columns = encode_timing(timing, keep_samples=keep_samples)
-    samples = decode_samples("samples", columns["samples"], columns["num_samples"])
-    timing = replace(timing, samples_us=samples, num_samples=columns["num_samples"])
-    return replace(evaluation, timing=timing)
+    """The evaluation as reading will give it back: figures rounded, samples dropped or float32."""
+    columns = encode_timing(evaluation.timing, keep_samples=keep_samples)
+    return replace(
+        evaluation,
+        reason=_storable(evaluation.reason),
+        timing=decode_timing(SimpleNamespace(**columns)),
+        compile_s=_rounded(evaluation.compile_s),
+        measure_s=_rounded(evaluation.measure_s),
+    )
+
+
+def _rounded(seconds: float) -> float:
+    return decode_seconds("duration", encode_seconds("duration", seconds))

@@ -66,24 +66,32 @@ def test_a_damaged_study(database: Path, sql: str, value: object, note: str) -> 
 @pytest.mark.parametrize(
     ("sql", "value", "note"),
     [
-        ("configs SET config_json = ?", "{", "config 2 config_json is not valid JSON"),
-        ("configs SET config_json = ?", '{"block_n":1.5}', "config 2.block_n=1.5 must be an int"),
-        ("configs SET config_json = ?", '{"block_n":[]}', "config 2.block_n=[] must be an integer"),
-        ("configs SET config_json = ?", b"\0", "config 2 config_json must be JSON text"),
+        ("configs SET values_json = ?", "{", "config 2 values_json is not valid JSON"),
+        ("configs SET values_json = ?", "[2]", "values_json='[2]' must be a list with a value for"),
+        ("configs SET values_json = ?", "{}", "values_json='{}' must be a list with a value for"),
+        ("configs SET values_json = ?", '[1.5,true,"none"]', "config 2.block_n=1.5 must be an int"),
+        (
+            "configs SET values_json = ?",
+            '[[],true,"none"]',
+            "config 2.block_n=[] must be an integer",
+        ),
+        ("configs SET values_json = ?", b"\0", "config 2 values_json must be JSON text"),
         ("trials SET status = ?", "great", "status='great' must be one of ok, invalid"),
         ("trials SET status = ?", 5, "must be one of ok, invalid"),
-        ("trials SET median_us = ?", "fast", "must be numbers"),
-        ("trials SET num_samples = ?", None, "must be numbers"),
+        ("trials SET median_ns = ?", "fast", "must be integers"),
+        ("trials SET num_samples = ?", None, "must be integers"),
         ("trials SET num_samples = ?", 10**9, "samples must hold num_samples=1000000000"),
         ("trials SET samples = ?", b"rubbish", "samples cannot be unpacked"),
         ("trials SET samples = ?", "text", "samples must be binary"),
         ("trials SET samples = ?", zlib.compress(bytes(10**6)), "must hold num_samples=40"),
         ("trials SET samples = ?", zlib.compress(b"\xff" * 160), "no finite number"),
         ("trials SET max_abs_error = ?", "big", "max_abs_error='big' must be a number"),
-        ("trials SET compile_s = ?", "long", "compile_s='long' must be a number of seconds"),
+        ("trials SET compile_ms = ?", "long", "compile_ms='long' must be an integer"),
         ("trials SET created_ms = ?", 10**18, "must be milliseconds since 1970"),
         ("trials SET number = ?", "first", "number='first' must be an integer"),
-        ("trials SET binary_set_id = ?", 77, "its binary set 77 is missing or cannot be read"),
+        ("trials SET binary_ids = ?", "[77]", "its binary 77 is missing"),
+        ("trials SET binary_ids = ?", "77", "binary_ids='77' must be a list of integers"),
+        ("trials SET binary_ids = ?", "[", "binary_ids is not valid JSON"),
     ],
 )
 def test_a_damaged_trial(database: Path, sql: str, value: object, note: str) -> None:
@@ -101,15 +109,20 @@ def test_a_damaged_trial(database: Path, sql: str, value: object, note: str) -> 
 
 
 def test_badly_encoded_text(database: Path) -> None:
-    damage(database, "UPDATE trials SET reason = CAST(? AS TEXT) WHERE id = 2", b"no\xff")
-    damage(database, "UPDATE configs SET config_json = CAST(? AS TEXT) WHERE id = 3", b"{\xff")
+    damage(
+        database,
+        "INSERT INTO reasons (id, reason, digest) VALUES (1, CAST(? AS TEXT), x'00')",
+        b"no\xff",
+    )
+    damage(database, "UPDATE trials SET reason_id = 1 WHERE id = 2")
+    damage(database, "UPDATE configs SET values_json = CAST(? AS TEXT) WHERE id = 3", b"{\xff")
     with Store.open(database, read_only=True) as store:
         assert [trial.evaluation.reason for trial in store.trials(1)] == [
             "",
             "no\N{REPLACEMENT CHARACTER}",
         ]
         (found,) = store.damaged_rows
-        assert found.startswith("trial 3: config 3 config_json is not valid JSON")
+        assert found.startswith("trial 3: config 3 values_json is not valid JSON")
 
 
 def test_a_winner_whose_trial_is_gone(database: Path) -> None:
@@ -123,10 +136,9 @@ def test_a_damaged_binary(database: Path) -> None:
     damage(database, "UPDATE binaries SET registers = 'many' WHERE id = 1")
     with Store.open(database, read_only=True) as store:
         assert store.trials(1) == []
-        assert "binary set 1: binary 1.registers='many' must be an integer of at least 0" in (
+        assert "trial 3: binary 1.registers='many' must be an integer of at least 0" in (
             store.damaged_rows
         )
-        assert "trial 3: its binary set 1 is missing or cannot be read" in store.damaged_rows
         assert len(store.studies()) == len(STUDIES)
 
 

@@ -17,9 +17,10 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
 from tilescout.errors import StoreError
+from tilescout.kernels.base import Config
 from tilescout.tuner.records import SCHEMA_VERSION, BinaryFacts, Toolchain
 from tilescout.tuner.store import Store, schema
-from tilescout.tuner.store.models import Base, BinaryRow, ToolchainRow
+from tilescout.tuner.store.models import Base, BinaryRow, KernelRow, ToolchainRow
 
 pytestmark = pytest.mark.usefixtures("toy")
 
@@ -86,8 +87,12 @@ def test_the_newest_migration_is_the_schema_version(database: Path) -> None:
 
 
 def test_every_field_of_facts_and_toolchains_has_a_column() -> None:
-    columns = {column.name.removesuffix("_json") for column in BinaryRow.__table__.columns}
-    assert columns - {"id", "digest"} == {field.name for field in fields(BinaryFacts)}
+    columns = {column.name for row in (KernelRow, BinaryRow) for column in row.__table__.columns}
+    mix = {"instruction_classes_json", "instruction_counts_json"}
+    assert mix < columns
+    assert columns - mix - {"id", "digest", "kernel_id"} | {"instruction_mix"} == {
+        field.name for field in fields(BinaryFacts)
+    }
     columns = {column.name for column in ToolchainRow.__table__.columns}
     assert columns - {"id"} == {field.name for field in fields(Toolchain)}
 
@@ -124,6 +129,31 @@ def test_the_view_holds_a_row_a_winner(database: Path) -> None:
             "time_us": evaluation.time_us,
             **winner.study.key.toolchain.as_dict(),
         }
+
+
+@pytest.mark.parametrize("table", ["configs SET values_json", "config_shapes SET parameters_json"])
+@pytest.mark.parametrize("text", ["{", "[1", "[1]", "[]", "", "7"])
+def test_a_damaged_config_does_not_hide_its_neighbours_in_the_view(
+    database: Path, table: str, text: str
+) -> None:
+    with Store.open(database) as store:
+        study_id = store.study(cases.study_key(7), seed=0).study_id
+        other = Config.of(
+            "triton", {"name": 'a "quoted" \N{GREEK SMALL LETTER MU}', "is_on": False}
+        )
+        evaluation = replace(cases.measured(4), config=other)
+        store.add_trial(study_id, evaluation)
+        store.decide(study_id, [evaluation])
+    sql = "SELECT config_id FROM trials WHERE study_id = 1 AND final_rank = 1"
+    ((damaged,),) = query(database, sql)
+    connection = sqlite3.connect(database)
+    place = damaged if table.startswith("configs") else 1
+    connection.execute(f"UPDATE {table} = ? WHERE id = ?", (text, place))
+    connection.commit()
+    connection.close()
+    first, second = query(database, "SELECT config FROM dispatch_winners ORDER BY trial_id")
+    assert json.loads(str(second[0])) == other.as_dict()
+    assert not str(first[0]).startswith('{"')
 
 
 def test_a_newer_schema_is_refused(database: Path) -> None:
@@ -172,7 +202,7 @@ def test_a_migration_that_fails_leaves_the_old_schema(
         Store.open(database)
     assert query(database, "PRAGMA user_version") == [(SCHEMA_VERSION,)]
     columns = [row[1] for row in query(database, "PRAGMA table_info(trials)")]
-    assert "median_us" in columns
+    assert "median_ns" in columns
     assert "note" not in columns
 
 

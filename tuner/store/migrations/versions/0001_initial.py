@@ -19,11 +19,11 @@ SELECT
     devices.num_sms AS num_sms,
     devices.memory_bytes AS memory_bytes,
     studies.policy AS policy,
-    configs.template AS template,
+    config_shapes.template AS template,
     templates.source_hash AS template_hash,
-    configs.config_json AS config,
+    {config} AS config,
     studies.provenance AS provenance,
-    trials.median_us AS time_us,
+    trials.median_ns / 1000.0 AS time_us,
     toolchains.triton AS triton,
     toolchains.tilelang AS tilelang,
     toolchains.torch AS torch,
@@ -37,14 +37,38 @@ JOIN problems ON problems.id = studies.problem_id
 JOIN devices ON devices.id = studies.device_id
 JOIN toolchains ON toolchains.id = studies.toolchain_id
 JOIN configs ON configs.id = trials.config_id
+JOIN config_shapes ON config_shapes.id = configs.shape_id
 JOIN study_templates ON study_templates.study_id = studies.id
 JOIN templates ON templates.id = study_templates.template_id
-    AND templates.name = configs.template
+    AND templates.name = config_shapes.template
 """
 _ISO_TIME = {
     "sqlite": "strftime('%Y-%m-%dT%H:%M:%fZ', winners.decided_ms / 1000.0, 'unixepoch')",
     "postgresql": "to_char(to_timestamp(winners.decided_ms / 1000.0) AT TIME ZONE 'UTC', "
     '\'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"\')',
+}
+# Names and values joined to one JSON object. A row of SQLite where they do not fit shows its values
+# as they are, so that whoever reads the view refuses that row and no other.
+_CONFIG = {
+    "sqlite": """CASE
+        WHEN NOT json_valid(config_shapes.parameters_json) THEN configs.values_json
+        WHEN NOT json_valid(configs.values_json) THEN configs.values_json
+        WHEN json_array_length(config_shapes.parameters_json)
+            <> json_array_length(configs.values_json) THEN configs.values_json
+        ELSE (
+            SELECT '{' || coalesce(group_concat(json_quote(name.value) || ':' ||
+                CASE value.type WHEN 'true' THEN 'true' WHEN 'false' THEN 'false'
+                ELSE json_quote(value.value) END), '') || '}'
+            FROM json_each(config_shapes.parameters_json) AS name
+            JOIN json_each(configs.values_json) AS value ON value.key = name.key
+        ) END""",
+    "postgresql": """(
+        SELECT coalesce(json_object_agg(name.value, value.value ORDER BY name.place)::text, '{}')
+        FROM json_array_elements_text(config_shapes.parameters_json::json)
+            WITH ORDINALITY AS name (value, place)
+        JOIN json_array_elements(configs.values_json::json)
+            WITH ORDINALITY AS value (value, place) ON value.place = name.place
+    )""",
 }
 
 
@@ -56,7 +80,8 @@ def upgrade() -> None:
     _create_trials()
     dialect = op.get_bind().dialect.name
     # The driver's own call: a colon of the time format is no parameter of ours.
-    op.get_bind().exec_driver_sql(_DISPATCH_WINNERS.format(decided_at=_ISO_TIME[dialect]))
+    view = _DISPATCH_WINNERS.format(config=_CONFIG[dialect], decided_at=_ISO_TIME[dialect])
+    op.get_bind().exec_driver_sql(view)
 
 
 def _key() -> sa.Column[int]:
@@ -71,12 +96,12 @@ def _integer(*names: str) -> list[sa.Column[int]]:
     return [sa.Column(name, sa.Integer, nullable=False) for name in names]
 
 
-def _long(name: str) -> sa.Column[int]:
-    return sa.Column(name, sa.BigInteger, nullable=False)
+def _long(name: str, *, nullable: bool = False) -> sa.Column[int]:
+    return sa.Column(name, sa.BigInteger, nullable=nullable)
 
 
-def _real(*names: str, nullable: bool = True) -> list[sa.Column[float]]:
-    return [sa.Column(name, sa.Double, nullable=nullable) for name in names]
+def _real(*names: str) -> list[sa.Column[float]]:
+    return [sa.Column(name, sa.Double) for name in names]
 
 
 def _digest() -> sa.Column[bytes]:
@@ -110,27 +135,26 @@ def _create_shared_facts() -> None:
     op.create_table("toolchains", _key(), *_text(*versions), sa.UniqueConstraint(*versions))
     template = ("op", "name", "source_hash")
     op.create_table("templates", _key(), *_text(*template), sa.UniqueConstraint(*template))
-    op.create_table("configs", _key(), *_text("template", "config_json"), _digest())
+    shape = ("template", "parameters_json")
+    op.create_table("config_shapes", _key(), *_text(*shape), sa.UniqueConstraint(*shape))
+    op.create_table(
+        "configs", _key(), _reference("shape_id", "config_shapes"), *_text("values_json"), _digest()
+    )
+    op.create_table("reasons", _key(), *_text("reason"), _digest())
 
 
 def _create_binaries() -> None:
+    kernel = ("kernel", "mma_kind", "instruction_classes_json")
+    op.create_table("kernels", _key(), *_text(*kernel), sa.UniqueConstraint(*kernel))
     op.create_table(
         "binaries",
         _key(),
-        *_text("kernel"),
+        _reference("kernel_id", "kernels"),
         *_integer("threads_per_block", "registers", "spill_bytes"),
         *_integer("smem_bytes", "tmem_columns", "num_instructions"),
-        *_text("mma_kind", "instruction_mix_json"),
+        *_text("instruction_counts_json"),
         *_integer("loop_instructions", "loop_load_bytes"),
         _digest(),
-    )
-    op.create_table("binary_sets", _key(), _digest())
-    op.create_table(
-        "binary_set_members",
-        _reference("set_id", "binary_sets", primary_key=True),
-        sa.Column("position", sa.Integer, primary_key=True),
-        _reference("binary_id", "binaries"),
-        sqlite_with_rowid=False,
     )
 
 
@@ -155,23 +179,22 @@ def _create_studies() -> None:
 
 
 def _create_trials() -> None:
+    times = ("median_ns", "p10_ns", "p90_ns", "ci_low_ns", "ci_high_ns")
     op.create_table(
         "trials",
         _key(),
         _reference("study_id", "studies"),
         *_integer("number"),
         _reference("config_id", "configs"),
-        _reference("binary_set_id", "binary_sets", nullable=True),
+        sa.Column("binary_ids", sa.Text),
         sa.Column("final_rank", sa.Integer),
         *_text("status"),
-        sa.Column("reason", sa.Text),
-        *_real("median_us", "p10_us", "p90_us", "ci_low_us", "ci_high_us"),
+        _reference("reason_id", "reasons", nullable=True),
+        *(_long(name, nullable=True) for name in times),
         sa.Column("num_samples", sa.Integer),
         sa.Column("samples", sa.LargeBinary),
         *_real("max_abs_error", "relative_rms_error"),
-        *_real("compile_s", "measure_s", nullable=False),
-        _long("created_ms"),
-        sa.UniqueConstraint("study_id", "number"),
+        *map(_long, ("compile_ms", "measure_ms", "created_ms")),
         sa.UniqueConstraint("study_id", "config_id"),
     )
     op.create_table(
