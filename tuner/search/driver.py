@@ -120,8 +120,7 @@ def _decide(run: _Run, default: Config, num_finalists: int) -> WinnerRecord | No
     if not finalists:
         return None
     finals = run.evaluator.finals(finalists)
-    is_decided = bool(finals) and finals[0].status is TrialStatus.OK
-    return run.store.decide(run.study.study_id, finals) if is_decided else None
+    return run.store.record_finals(run.study.study_id, finals) if finals else None
 
 
 def _finalists(
