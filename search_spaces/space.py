@@ -14,7 +14,14 @@ from ..errors import UnknownNameError, UsageError
 from ..kernels.base import Config, ParameterValue, canonical_json
 from .parameters import Parameter
 
-__all__ = ["Constraint", "JointSpace", "SearchSpace"]
+__all__ = ["MAX_ENUMERATED", "Constraint", "JointSpace", "SearchSpace"]
+
+MAX_ENUMERATED = 200_000
+"""Valid configs that a space holds as a list; above, it is sampled."""
+_MAX_PRODUCT = 1_000_000
+"""Configs before constraints that are looked through for the valid ones; about ten seconds."""
+_MAX_REJECTIONS = 2_000
+_WALK_STEPS = 30
 
 
 @dataclass(frozen=True)
@@ -131,19 +138,31 @@ class SearchSpace:
         """Number of configs before constraints."""
         return sum(math.prod(map(len, options)) for _, options in self._boxes())
 
+    def _enumerate(self) -> Iterator[Config]:
+        """The valid configs, made one after the other."""
+        constraints = self.constraints
+        return (c for c in self._product() if all(k.check(c) is None for k in constraints))
+
     @cached_property
-    def _valid(self) -> tuple[Config, ...]:
-        return tuple(
-            c for c in self._product() if all(k.check(c) is None for k in self.constraints)
-        )
+    def _valid(self) -> tuple[Config, ...] | None:
+        """All valid configs, or None where there are too many to hold or to look through."""
+        if self.product_size() > _MAX_PRODUCT:
+            return None
+        found = tuple(itertools.islice(self._enumerate(), MAX_ENUMERATED + 1))
+        return found if len(found) <= MAX_ENUMERATED else None
+
+    @property
+    def is_enumerated(self) -> bool:
+        """Whether the valid configs are held as a list; otherwise they are only sampled."""
+        return self._valid is not None
 
     def __iter__(self) -> Iterator[Config]:
-        """Every valid config, in a fixed order."""
-        return iter(self._valid)
+        """Every valid config, in a fixed order; made on the way where the space is too large."""
+        return self._enumerate() if self._valid is None else iter(self._valid)
 
     def count(self) -> int:
-        """Number of valid configs."""
-        return len(self._valid)
+        """Number of valid configs; where they are not enumerated, the product as an upper bound."""
+        return self.product_size() if self._valid is None else len(self._valid)
 
     def refusals(self) -> dict[str, int]:
         """How many configs of the product each constraint is the first to refuse."""
@@ -156,8 +175,29 @@ class SearchSpace:
         return counts
 
     def sample(self, rng: random.Random) -> Config:
-        """A valid config, uniformly at random."""
-        return rng.choice(self._valid)
+        """A valid config: uniformly at random where they are enumerated, else by rejection.
+
+        Where constraints refuse nearly everything, the end of a random walk from the default.
+        """
+        if self._valid is not None:
+            return rng.choice(self._valid)
+        for _ in range(_MAX_REJECTIONS):
+            config = self._draw(rng)
+            if all(constraint.check(config) is None for constraint in self.constraints):
+                return config
+        config = self.default
+        for _ in range(_WALK_STEPS):
+            config = rng.choice(self.neighbours(config) or (config,))
+        return config
+
+    def _draw(self, rng: random.Random) -> Config:
+        """A config of the product: a value for each parameter that is active in turn."""
+        values: dict[str, ParameterValue] = {}
+        for parameter in self.parameters:
+            condition = parameter.active_when
+            if condition is None or values.get(condition.parent) in condition.values:
+                values[parameter.name] = rng.choice(parameter.values)
+        return Config.of(self.template, values)
 
     def valid_seeds(self) -> tuple[Config, ...]:
         """The default, then the seeds that are valid here, without repeats."""
@@ -231,8 +271,13 @@ class JointSpace:
         for space in self.spaces:
             yield from space
 
+    @property
+    def is_enumerated(self) -> bool:
+        """Whether the valid configs of every template are held as a list."""
+        return all(space.is_enumerated for space in self.spaces)
+
     def count(self) -> int:
-        """Number of valid configs over all templates."""
+        """Number of valid configs over all templates, as far as ``SearchSpace.count`` knows it."""
         return sum(space.count() for space in self.spaces)
 
     def of(self, template: str) -> SearchSpace:

@@ -18,9 +18,10 @@ from ..progress import ProgressListener
 from ..records import Evaluation, TrialStatus
 from ..store import Store
 from ..store.records import StudyRecord, TrialRecord, WinnerRecord
-from .sampler import Sampler, TpeSampler
+from .loop import search
+from .samplers import DEFAULT_SAMPLER, make_sampler
 from .starting_points import starting_points
-from .stopping import StoppingRule
+from .stopping import GainRule, Stopping, StoppingRule
 
 __all__ = ["failure_summary", "run_study"]
 
@@ -36,6 +37,7 @@ def run_study(
     seed: int,
     num_finalists: int,
     listener: ProgressListener,
+    gain: GainRule | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> WinnerRecord | None:
     """The winner of the study, or None where no config worked.
@@ -50,21 +52,27 @@ def run_study(
         seed: equal seeds and equal stored trials propose equal configs.
         num_finalists: how many of the best are compared again, beside the default.
         listener: hears of every trial, stored ones first.
+        gain: ends the search before ``num_trials`` where more is unlikely to help; None never does.
         clock: seconds, monotonic.
     """
     stored = store.trials(study.study_id)
-    sampler = TpeSampler(
+    sampler = make_sampler(
+        DEFAULT_SAMPLER,
         space,
         # A search that goes on must not repeat the random draws it began with.
         seed=seed + len(stored),
+        num_trials=num_trials,
         first=starting_points(space, store, study),
     )
-    rule = StoppingRule(num_trials, deadline, space.count())
-    run = _Run(sampler, evaluator, store, study, listener)
+    stopping = Stopping(StoppingRule(num_trials, deadline, space.count()), gain)
+    run = _Run(evaluator, store, study, listener)
     for record in stored:
         run.take(record, is_new=False)
-    num_new = run.search(rule, clock)
-    if not num_new:
+        sampler.tell(record.evaluation)
+        stopping.started()
+        stopping.ended(record.evaluation)
+    search(sampler, evaluator, stopping, run.keep, clock)
+    if len(run.trials) == len(stored):
         winner = _stored_winner(store, study)
         if winner is not None:
             return winner
@@ -75,7 +83,6 @@ def run_study(
 class _Run:
     """A study under way."""
 
-    sampler: Sampler
     evaluator: Evaluator
     store: Store
     study: StudyRecord
@@ -84,34 +91,17 @@ class _Run:
     best_us: float | None = None
 
     def take(self, record: TrialRecord, *, is_new: bool) -> None:
-        """Lets sampler and listener know of a trial that is in the store."""
+        """Remembers a trial that is in the store and lets the listener know."""
         evaluation = record.evaluation
         self.trials[evaluation.config] = record
         if evaluation.status is TrialStatus.OK and evaluation.time_us is not None:
             known = self.best_us
             self.best_us = evaluation.time_us if known is None else min(known, evaluation.time_us)
-        self.sampler.tell(evaluation)
         self.listener.trial_ended(record, self.best_us, is_new)
 
-    def search(self, rule: StoppingRule, clock: Callable[[], float]) -> int:
-        """Runs trials until the rule ends it; returns how many."""
-        num_new = num_in_flight = 0
-        while True:
-            while num_in_flight < self.evaluator.capacity:
-                if rule.reason(len(self.trials) + num_in_flight, clock()) is not None:
-                    break
-                configs = self.sampler.ask(1)
-                if not configs:
-                    break
-                self.evaluator.submit(configs[0])
-                num_in_flight += 1
-            if not num_in_flight:
-                return num_new
-            evaluation = self.evaluator.collect()
-            num_in_flight -= 1
-            record = self.store.add_trial(self.study.study_id, evaluation)
-            self.take(record, is_new=True)
-            num_new += 1
+    def keep(self, evaluation: Evaluation) -> None:
+        """Writes down a trial that has just ended."""
+        self.take(self.store.add_trial(self.study.study_id, evaluation), is_new=True)
 
 
 def _decide(run: _Run, default: Config, num_finalists: int) -> WinnerRecord | None:

@@ -8,6 +8,7 @@ always succeeds while one is left, and needs one vector operation over the enume
 from __future__ import annotations
 
 import random
+from typing import Protocol
 
 import numpy as np
 
@@ -24,7 +25,10 @@ class UntriedConfigs:
     """The valid configs of a space that have not been handed out, by template."""
 
     def __init__(self, space: JointSpace) -> None:
-        self._tables = {part.template: _Table(part) for part in space.spaces}
+        self._tables: dict[str, _Untried] = {
+            part.template: _Table(part) if part.is_enumerated else _Sampled(part)
+            for part in space.spaces
+        }
 
     def __len__(self) -> int:
         return sum(len(table) for table in self._tables.values())
@@ -50,6 +54,49 @@ class UntriedConfigs:
             left = [other for other in self._tables.values() if len(other)]
             return rng.choice(left).any(rng) if left else None
         return proposal if proposal in table else table.nearest(proposal, rng)
+
+
+class _Untried(Protocol):
+    """What is left of one template's configs."""
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, config: Config) -> bool: ...
+
+    def remove(self, config: Config) -> None: ...
+
+    def any(self, rng: random.Random) -> Config: ...
+
+    def nearest(self, proposal: Config, rng: random.Random) -> Config: ...
+
+
+class _Sampled:
+    """One template whose configs are too many to list: only what was handed out is held."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._space = space
+        self._tried: set[Config] = set()
+        self._bound = space.count()
+
+    def __len__(self) -> int:
+        # Far more than any search tries: what counts is that some are left.
+        return max(0, self._bound - len(self._tried))
+
+    def __contains__(self, config: Config) -> bool:
+        return config not in self._tried and self._space.check(config) is None
+
+    def remove(self, config: Config) -> None:
+        self._tried.add(config)
+
+    def any(self, rng: random.Random) -> Config:
+        while (config := self._space.sample(rng)) in self._tried:
+            pass
+        return config
+
+    def nearest(self, proposal: Config, rng: random.Random) -> Config:
+        """A valid one-step neighbour that is untried, else any untried config."""
+        near = [c for c in self._space.neighbours(proposal) if c not in self._tried]
+        return rng.choice(near) if near else self.any(rng)
 
 
 class _Table:

@@ -1,8 +1,7 @@
-"""Proposes configs: the interface, and Optuna's tree-structured Parzen estimator behind it.
+"""Proposes configs: the interface, and any of Optuna's samplers behind it by ask and tell.
 
-The template is the study's first parameter and each template's own parameters hang under it, so
-that one search decides language, algorithm and tile. The Optuna study lives in memory and is
-rebuilt from stored trials by telling them again.
+The Optuna study lives in memory, holds every trial as it really ran, and is rebuilt from stored
+trials by telling them again.
 """
 
 from __future__ import annotations
@@ -10,29 +9,22 @@ from __future__ import annotations
 import logging
 import math
 import random
-import warnings
+from collections import deque
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import Protocol
 
 import optuna
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    IntDistribution,
-)
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.distributions import IntDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import Trial, TrialState, create_trial
 
 from ...kernels.base import Config, ParameterValue
-from ...search_spaces.parameters import Parameter
 from ...search_spaces.space import JointSpace
 from ..records import Evaluation
 from .nearest import UntriedConfigs
+from .terms import FAILED_VALUE, TEMPLATE, OptunaTerms
 
-__all__ = ["Sampler", "TpeSampler"]
-
-_TEMPLATE = "template"
-_FAILED_VALUE = math.log(1e12)
-"""Objective of a trial without a time: slower than anything that runs, so that it is avoided."""
+__all__ = ["OptunaSampler", "Sampler"]
 
 
 class Sampler(Protocol):
@@ -45,18 +37,21 @@ class Sampler(Protocol):
         """Takes in how a config ended, whether this sampler asked for it or an earlier run did."""
 
 
-class TpeSampler:
-    """Seeds first, then a multivariate TPE on the logarithm of the time."""
+class OptunaSampler:
+    """What is to come first, then what Optuna's sampler proposes, moved off what was tried."""
 
-    def __init__(self, space: JointSpace, *, seed: int, first: Sequence[Config] = ()) -> None:
+    def __init__(
+        self, space: JointSpace, sampler: BaseSampler, *, seed: int, first: Sequence[Config] = ()
+    ) -> None:
         """``first`` are tried before anything else, in this order."""
         self._space = space
+        self._terms = OptunaTerms(space)
         self._untried = UntriedConfigs(space)
-        self._queue = [config for config in dict.fromkeys(first) if config in self._untried]
+        self._queue = deque(c for c in dict.fromkeys(first) if c in self._untried)
         self._rng = random.Random(seed)
-        self._study = _new_study(seed)
-        self._open: dict[Config, Trial] = {}
-        self._templates = CategoricalDistribution([part.template for part in space.spaces])
+        self.study = _silent_study(sampler)
+        """Every trial, the logarithm of its time as the objective."""
+        self._open: dict[Config, int] = {}
 
     def ask(self, n: int) -> list[Config]:
         """See ``Sampler``."""
@@ -65,7 +60,6 @@ class TpeSampler:
             config = self._next()
             if config is None:
                 break
-            self._untried.remove(config)
             configs.append(config)
         return configs
 
@@ -73,87 +67,72 @@ class TpeSampler:
         """See ``Sampler``."""
         config = evaluation.config
         self._untried.remove(config)
-        value = math.log(evaluation.time_us) if evaluation.time_us else _FAILED_VALUE
-        trial = self._open.pop(config, None)
-        if trial is not None and self._params(config) == trial.params:
-            self._study.tell(trial, value)
-            return
-        if trial is not None:  # the proposal was moved: only what ran is worth learning from
-            self._study.tell(trial, state=TrialState.FAIL)
-        if self._space.check(config) is None:
-            self._study.add_trial(self._finished(config, value))
+        value = math.log(evaluation.time_us) if evaluation.time_us else FAILED_VALUE
+        number = self._open.pop(config, None)
+        if number is not None:
+            self.study.tell(number, value)
+        elif self._space.check(config) is None:
+            self._add(config, value)
 
     def _next(self) -> Config | None:
         while self._queue:
-            first = self._queue.pop(0)
+            first = self._queue.popleft()
             if first in self._untried:
-                return first
+                return self._opened(first)
         if not len(self._untried):
             return None
-        trial = self._study.ask()
-        config = self._untried.nearest(self._suggest(trial), self._rng)
-        assert config is not None
-        self._open[config] = trial
+        trial = self.study.ask()
+        proposal = self._suggest(trial)
+        config = self._untried.nearest(proposal, self._rng)
+        if config is not None and self._terms.params(config) == trial.params:
+            self._untried.remove(config)
+            self._open[config] = trial.number
+            return config
+        # The proposal was moved: only what runs is worth learning from.
+        self.study.tell(trial, state=TrialState.FAIL)
+        return None if config is None else self._opened(config)
+
+    def _opened(self, config: Config) -> Config:
+        self._untried.remove(config)
+        self._open[config] = self._add(config, None)
         return config
+
+    def _add(self, config: Config, value: float | None) -> int:
+        """Puts a trial into the study, under way where it has no value; returns its number."""
+        trial = create_trial(
+            state=TrialState.RUNNING if value is None else TrialState.COMPLETE,
+            params={**self._terms.params(config)},
+            distributions={**self._terms.distributions(config)},
+            value=value,
+        )
+        self.study.add_trial(trial)
+        return self.study.get_trials(deepcopy=False)[-1].number
 
     def _suggest(self, trial: Trial) -> Config:
         """What Optuna proposes; constraints are not applied."""
-        template = str(trial.suggest_categorical(_TEMPLATE, self._templates.choices))
+        whole = self._terms.config(trial.relative_params) if trial.relative_params else None
+        if whole is not None and self._space.check(whole) is None:
+            for name in self._terms.params(whole):
+                self._value(trial, name)
+            return whole
+        template = str(self._value(trial, TEMPLATE))
         space = self._space.of(template)
         values: dict[str, ParameterValue] = {}
         for parameter in space.parameters:
-            if parameter in space.active_parameters(values):
-                name = _name(template, parameter)
-                values[parameter.name] = _suggest_value(trial, name, parameter)
+            if parameter in space.active_parameters({**values, parameter.name: ""}):
+                param = self._value(trial, self._terms.name(template, parameter))
+                values[parameter.name] = self._terms.value(parameter, param)
         return Config.of(template, values)
 
-    def _params(self, config: Config) -> dict[str, ParameterValue]:
-        """The config in Optuna's terms: ordered parameters by the index of their value."""
-        params: dict[str, ParameterValue] = {_TEMPLATE: config.template}
-        for parameter in self._active(config):
-            value = config[parameter.name]
-            params[_name(config.template, parameter)] = (
-                parameter.values.index(value) if parameter.is_ordered else value
-            )
-        return params
-
-    def _finished(self, config: Config, value: float) -> FrozenTrial:
-        distributions: dict[str, BaseDistribution] = {_TEMPLATE: self._templates}
-        for parameter in self._active(config):
-            distributions[_name(config.template, parameter)] = _distribution(parameter)
-        return optuna.trial.create_trial(
-            params={**self._params(config)}, distributions=distributions, value=value
-        )
-
-    def _active(self, config: Config) -> tuple[Parameter, ...]:
-        return self._space.of(config.template).active_parameters(config.as_dict())
+    def _value(self, trial: Trial, name: str) -> object:
+        distribution = self._terms.all_distributions[name]
+        if isinstance(distribution, IntDistribution):
+            return trial.suggest_int(name, distribution.low, distribution.high)
+        return trial.suggest_categorical(name, distribution.choices)
 
 
-def _name(template: str, parameter: Parameter) -> str:
-    return f"{template}.{parameter.name}"
-
-
-def _distribution(parameter: Parameter) -> BaseDistribution:
-    if parameter.is_ordered:
-        return IntDistribution(0, len(parameter.values) - 1)
-    return CategoricalDistribution(parameter.values)
-
-
-def _suggest_value(trial: Trial, name: str, parameter: Parameter) -> ParameterValue:
-    if parameter.is_ordered:
-        return parameter.values[trial.suggest_int(name, 0, len(parameter.values) - 1)]
-    chosen = trial.suggest_categorical(name, parameter.values)
-    return parameter.values[parameter.values.index(cast("ParameterValue", chosen))]
-
-
-def _new_study(seed: int) -> optuna.Study:
+def _silent_study(sampler: BaseSampler) -> optuna.Study:
     """A study in memory that says nothing of itself."""
-    with warnings.catch_warnings():
-        # ``group`` is what fits a model to each template's own parameters; still experimental.
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        sampler = optuna.samplers.TPESampler(
-            seed=seed, multivariate=True, group=True, constant_liar=True
-        )
     logger = logging.getLogger("optuna")
     level = logger.level
     logger.setLevel(logging.WARNING)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 
+import pytest
 from formula_evaluator import timing
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from tilescout.search_spaces.parameters import ActiveWhen, categorical, ordered
 from tilescout.search_spaces.space import Constraint, JointSpace, SearchSpace
 from tilescout.tuner.records import Evaluation, Provenance, TrialStatus
 from tilescout.tuner.search.nearest import UntriedConfigs
-from tilescout.tuner.search.sampler import TpeSampler
+from tilescout.tuner.search.samplers import make_sampler, sampler_names
 
 
 def part(template: str) -> SearchSpace:
@@ -33,6 +34,10 @@ def part(template: str) -> SearchSpace:
 TWO_TEMPLATES = JointSpace((part("s"), part("t")))
 
 
+def sampler_of(space, *, seed, name="portfolio", first=(), num_trials=60):
+    return make_sampler(name, space, seed=seed, num_trials=num_trials, first=first)
+
+
 def told(config: Config, status: TrialStatus = TrialStatus.OK) -> Evaluation:
     if status is TrialStatus.OK:
         time_us = 1.0 + int(config["a"]) + (config.template == "s")
@@ -40,10 +45,11 @@ def told(config: Config, status: TrialStatus = TrialStatus.OK) -> Evaluation:
     return Evaluation(config, status, Provenance.MEASURED, "no luck")
 
 
-@settings(max_examples=15, deadline=None)
+@pytest.mark.parametrize("name", sampler_names())
+@settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 2**20), batch=st.integers(1, 5))
-def test_asks_every_valid_config_once_over_all_templates(seed, batch):
-    sampler = TpeSampler(TWO_TEMPLATES, seed=seed)
+def test_asks_every_valid_config_once_over_all_templates(name, seed, batch):
+    sampler = sampler_of(TWO_TEMPLATES, seed=seed, name=name)
     asked: list[Config] = []
     while configs := sampler.ask(batch):
         assert len(configs) <= batch
@@ -58,7 +64,7 @@ def test_asks_every_valid_config_once_over_all_templates(seed, batch):
 def test_first_configs_come_first_in_order_without_repeats_or_invalid_ones():
     valid = list(TWO_TEMPLATES)
     invalid = valid[0].replace(a=3)
-    sampler = TpeSampler(
+    sampler = sampler_of(
         TWO_TEMPLATES, seed=0, first=[valid[5], invalid, valid[2], valid[5], valid[9]]
     )
     sampler.tell(told(valid[2]))
@@ -67,15 +73,16 @@ def test_first_configs_come_first_in_order_without_repeats_or_invalid_ones():
 
 def test_does_not_ask_for_what_it_was_told():
     known = list(TWO_TEMPLATES)[:-3]
-    sampler = TpeSampler(TWO_TEMPLATES, seed=1)
+    sampler = sampler_of(TWO_TEMPLATES, seed=1)
     for config in known:
         sampler.tell(told(config, TrialStatus.CRASHED))
     assert set(sampler.ask(10)) == set(TWO_TEMPLATES) - set(known)
 
 
-def test_same_seed_and_same_trials_give_same_proposals():
+@pytest.mark.parametrize("name", sampler_names())
+def test_same_seed_and_same_trials_give_same_proposals(name):
     def course(seed: int) -> list[Config]:
-        sampler = TpeSampler(TWO_TEMPLATES, seed=seed)
+        sampler = sampler_of(TWO_TEMPLATES, seed=seed, name=name)
         asked = []
         for _ in range(15):
             (config,) = sampler.ask(1)
@@ -88,7 +95,7 @@ def test_same_seed_and_same_trials_give_same_proposals():
 
 
 def test_foreign_trial_outside_the_space_is_ignored():
-    sampler = TpeSampler(TWO_TEMPLATES, seed=0)
+    sampler = sampler_of(TWO_TEMPLATES, seed=0)
     sampler.tell(told(Config.of("u", {"a": 1})))
     assert len(sampler.ask(100)) == TWO_TEMPLATES.count()
 
@@ -106,13 +113,11 @@ def large_space() -> JointSpace:
     )
 
 
-def best_of(num_trials: int, seed: int, *, is_random: bool) -> float:
-    space = large_space()
-    pool = random.Random(seed).sample(list(space), num_trials)
-    sampler = TpeSampler(space, seed=seed)
+def best_of(num_trials: int, seed: int, name: str) -> float:
+    sampler = sampler_of(large_space(), seed=seed, name=name)
     best = float("inf")
-    for index in range(num_trials):
-        config = pool[index] if is_random else sampler.ask(1)[0]
+    for _ in range(num_trials):
+        (config,) = sampler.ask(1)
         time_us = 1.0 + sum(
             abs(int(config[name]) - best_at) for name, best_at in (("a", 7), ("b", 3), ("c", 9))
         )
@@ -123,15 +128,16 @@ def best_of(num_trials: int, seed: int, *, is_random: bool) -> float:
     return best
 
 
-def test_learns_from_what_it_is_told():
+@pytest.mark.parametrize("name", [name for name in sampler_names() if name != "random"])
+def test_learns_from_what_it_is_told(name):
     seeds = range(6)
-    searched = statistics.mean(best_of(60, seed, is_random=False) for seed in seeds)
-    by_chance = statistics.mean(best_of(60, seed, is_random=True) for seed in seeds)
+    searched = statistics.mean(best_of(60, seed, name) for seed in seeds)
+    by_chance = statistics.mean(best_of(60, seed, "random") for seed in seeds)
     assert searched < 0.75 * by_chance
 
 
 def test_learns_to_avoid_a_template_that_fails():
-    sampler = TpeSampler(TWO_TEMPLATES, seed=2)
+    sampler = sampler_of(TWO_TEMPLATES, seed=2)
     asked = []
     for _ in range(24):
         (config,) = sampler.ask(1)

@@ -1,0 +1,1 @@
+"""Recorded search spaces: reading them from files, playing searches over them, scoring these."""
