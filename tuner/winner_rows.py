@@ -192,7 +192,7 @@ def _winner(row: Row, database: Path, rank: int) -> Winner:
     if name not in known:
         raise _RefusedRow(f"unknown template {name!r} of {op}: known are {', '.join(known)}")
     problem = _problem(op, _json_object(row, "problem"))
-    config = _config(name, _json_object(row, "config"))
+    config = _config(name, _json_list(row, "parameters"), _json_list(row, "config_values"))
     _require_current_source(op, name, _text(row, "template_hash"))
     return Winner(
         database=database,
@@ -233,14 +233,25 @@ def _time(row: Row) -> float:
     return float(value)
 
 
-def _json_object(row: Row, name: str) -> dict[str, object]:
+def _json(row: Row, name: str) -> object:
     text = _text(row, name)
     try:
-        value = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _RefusedRow(f"{name} is malformed JSON ({error}): {text[:60]!r}") from error
+
+
+def _json_object(row: Row, name: str) -> dict[str, object]:
+    value = _json(row, name)
     if not isinstance(value, dict):
-        raise _RefusedRow(f"{name} is not a JSON object: {text[:60]!r}")
+        raise _RefusedRow(f"{name} is not a JSON object: {_text(row, name)[:60]!r}")
+    return value
+
+
+def _json_list(row: Row, name: str) -> list[object]:
+    value = _json(row, name)
+    if not isinstance(value, list):
+        raise _RefusedRow(f"{name} is not a JSON list: {_text(row, name)[:60]!r}")
     return value
 
 
@@ -251,9 +262,13 @@ def _problem(op: str, values: Mapping[str, object]) -> Problem:
         raise _RefusedRow(f"problem is not one of {op}: {error}") from error
 
 
-def _config(name: str, values: Mapping[str, object]) -> Config:
+def _config(name: str, parameters: Sequence[object], values: Sequence[object]) -> Config:
+    if len(parameters) != len(values):
+        raise _RefusedRow(f"config has {len(values)} values for {len(parameters)} parameters")
     checked: dict[str, ParameterValue] = {}
-    for parameter, value in values.items():
+    for parameter, value in zip(parameters, values, strict=True):
+        if not isinstance(parameter, str):
+            raise _RefusedRow(f"config has a parameter {parameter!r}: not text")
         if not isinstance(value, bool | int | str):
             raise _RefusedRow(f"config has {parameter}={value!r}: not an integer, text or boolean")
         checked[parameter] = value

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 import store_cases as cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilescout.errors import UsageError
-from tilescout.kernels.base import Config
+from tilescout.kernels.base import Config, ParameterValue
 from tilescout.tuner.records import (
     BinaryFacts,
     Evaluation,
@@ -170,6 +172,29 @@ class StoreContract:
         assert loser.status is TrialStatus.UNREPEATABLE
         assert loser.timing is None
         assert loser.facts == cases.measured(0).facts
+
+    @pytest.mark.parametrize(
+        "values",
+        [{}, {"block_n": 2**62, "is_on": False, "is_wide": True, "rule": 'a "b"\\\N{MICRO SIGN}s'}],
+        ids=["empty", "every type"],
+    )
+    def test_the_view_holds_the_config(
+        self, store: Store, values: dict[str, ParameterValue]
+    ) -> None:
+        study_id = store.study(cases.study_key(), seed=0).study_id
+        evaluation = replace(cases.measured(1, 12.5), config=Config.of("triton", values))
+        store.add_trial(study_id, evaluation)
+        winner = store.decide(study_id, [evaluation])
+        with store.reading() as reader:
+            row = reader._connection.exec_driver_sql(
+                "SELECT parameters, config_values, time_us, decided_at FROM dispatch_winners"
+            ).one()
+        names, parts = json.loads(row.parameters), json.loads(row.config_values)
+        found = dict(zip(names, parts, strict=True))
+        assert found == values
+        assert [type(value) for value in found.values()] == [type(v) for v in values.values()]
+        assert float(row.time_us) == 12.5
+        assert datetime.fromisoformat(row.decided_at) == winner.decided_at
 
     def test_finals_of_which_none_is_ok(self, store: Store) -> None:
         study_id = store.study(cases.study_key(), seed=0).study_id

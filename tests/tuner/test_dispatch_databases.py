@@ -53,10 +53,14 @@ def damage(path: Path, column: str, value: object) -> None:
         ("problem", "[" * 100_000 + "2048", "problem is malformed JSON"),
         ("problem", '{"size": -2048}', "size=-2048"),
         ("problem", '{"length": 2048}', "unknown field"),
-        ("config", "[1]", "config is not a JSON object"),
-        ("config", '{"block_n": 1.5}', "block_n=1.5"),
-        ("config", None, "config=None is not text"),
-        ("config", b"\xff\xfe", "is not text"),
+        ("config_values", "{}", "config_values is not a JSON list"),
+        ("config_values", "[", "config_values is malformed JSON"),
+        ("config_values", "[1]", "config has 1 values for 3 parameters"),
+        ("config_values", '[1.5, 2, "none"]', "block_n=1.5"),
+        ("config_values", None, "config_values=None is not text"),
+        ("config_values", b"\xff\xfe", "is not text"),
+        ("parameters", "7", "parameters is not a JSON list"),
+        ("parameters", '["block_n", 2, "split_rule"]', "config has a parameter 2: not text"),
         ("provenance", "published", "'published' is not one of measured, predicted"),
         ("num_sms", "many", "num_sms='many' is not"),
         ("time_us", None, "time_us=None is not a positive time"),
@@ -77,9 +81,11 @@ def test_a_bad_row_is_set_aside_alone(
 
 
 def test_a_row_that_is_not_utf8_does_not_stop_the_reading(path: Path, h200: DeviceSpec) -> None:
-    damage(path, "config", None)
+    damage(path, "config_values", None)
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE shown SET config = CAST(X'FFFE' AS TEXT) WHERE config IS NULL")
+        connection.execute(
+            "UPDATE shown SET config_values = CAST(X'FFFE' AS TEXT) WHERE config_values IS NULL"
+        )
     snapshot = Snapshot.load([path])
     assert "malformed JSON" in snapshot.skipped[0].reason
     assert snapshot.lookup(ToyProblem(1024), h200).tier == "exact"
