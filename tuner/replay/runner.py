@@ -14,10 +14,10 @@ from ..search.stopping import GainRule, Stopping, StoppingRule
 from .recorded import RecordedSpace
 from .scoring import Score, score_runs
 
-__all__ = ["replay_run", "score_sampler"]
+__all__ = ["replay_evaluations", "replay_times", "score_sampler"]
 
 
-def replay_run(
+def replay_evaluations(
     recorded: RecordedSpace,
     *,
     sampler: str,
@@ -25,8 +25,8 @@ def replay_run(
     seed: int,
     can_stop: bool = False,
     first: Sequence[Config] = (),
-) -> list[float]:
-    """Microseconds of the evaluations of one run in order; infinite where a config failed.
+) -> list[Evaluation]:
+    """The evaluations of one run, in order.
 
     Args:
         recorded: the space, with the fate of every config.
@@ -39,11 +39,7 @@ def replay_run(
     Raises:
         UnknownNameError: no such sampler.
     """
-    times_us: list[float] = []
-
-    def ended(evaluation: Evaluation) -> None:
-        times_us.append(math.inf if evaluation.time_us is None else evaluation.time_us)
-
+    evaluations: list[Evaluation] = []
     search(
         make_sampler(sampler, recorded.space, seed=seed, num_trials=num_trials, first=first),
         ReplayEvaluator(recorded),
@@ -51,9 +47,14 @@ def replay_run(
             StoppingRule(num_trials, None, recorded.space.count()),
             GainRule() if can_stop else None,
         ),
-        ended,
+        evaluations.append,
     )
-    return times_us
+    return evaluations
+
+
+def replay_times(evaluations: Sequence[Evaluation]) -> list[float]:
+    """Their times in microseconds; infinite where a config failed."""
+    return [math.inf if e.time_us is None else e.time_us for e in evaluations]
 
 
 def score_sampler(
@@ -64,9 +65,11 @@ def score_sampler(
     num_seeds: int,
     can_stop: bool = False,
 ) -> Score:
-    """The score of runs with seeds 0 to ``num_seeds - 1``; arguments as of ``replay_run``."""
+    """The score of runs with seeds 0 to ``num_seeds - 1``; see ``replay_evaluations``."""
     runs = [
-        replay_run(recorded, sampler=sampler, num_trials=num_trials, seed=seed, can_stop=can_stop)
+        replay_evaluations(
+            recorded, sampler=sampler, num_trials=num_trials, seed=seed, can_stop=can_stop
+        )
         for seed in range(num_seeds)
     ]
-    return score_runs(recorded, runs, num_trials)
+    return score_runs(recorded, [replay_times(run) for run in runs], num_trials)

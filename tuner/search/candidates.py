@@ -28,8 +28,8 @@ _INACTIVE = -1.0
 class Encoder:
     """Configs as rows: the index of an ordered value, a column for each value of a nominal one.
 
-    A parameter that a config lacks is -1 (ordered) or all zeros (nominal). What has one value
-    everywhere takes no column.
+    Of two values the index serves for a nominal parameter too. A parameter that a config lacks is
+    -1, or all zeros where it has several columns. What has one value everywhere takes no column.
     """
 
     def __init__(self, space: JointSpace) -> None:
@@ -49,7 +49,8 @@ class Encoder:
 
     def _add(self, template: str, parameter: Parameter) -> None:
         values = parameter.values
-        if parameter.is_ordered:
+        # One column where there are two values: twice would give them twice the weight.
+        if parameter.is_ordered or len(values) == 2:
             column = self._column(_INACTIVE)
             cells = [(column, float(index)) for index in range(len(values))]
         else:
