@@ -33,7 +33,7 @@ from tilescout.kernels.registry import operation, template
 from tilescout.search_spaces.registry import joint_space
 from tilescout.tuner.dispatch import lookup
 from tilescout.tuner.environment import current_device, toolchain
-from tilescout.tuner.finals import run_race
+from tilescout.tuner.finals import time_rounds
 from tilescout.tuner.measure import MeasureSettings, count_copies, count_launches
 from tilescout.tuner.timers import Call, CudaTimer
 
@@ -195,10 +195,10 @@ def time_cell(
         runs.append(timer.prepare(calls, count_launches(rough_us, len(calls), settings)))
     for run in runs:
         run.enqueue()
-    race = run_race(runs, timer, settings)
+    samples_us = time_rounds(runs, timer, settings.max_rounds)
     times = {
         name: statistics.median(samples)
-        for name, samples in zip(contenders, race.samples_us, strict=True)
+        for name, samples in zip(contenders, samples_us, strict=True)
     }
     return {
         "problem": problem.as_dict(),
@@ -207,7 +207,7 @@ def time_cell(
         "trial_id": found.trial_id,
         "us": times,
         "tb_per_s": {name: problem.bytes_moved / us / 1e6 for name, us in times.items()},
-        "num_rounds": len(race.samples_us[0]),
+        "num_rounds": settings.max_rounds,
     }
 
 
@@ -276,7 +276,7 @@ def main() -> None:
     if device is None:
         raise SystemExit("benchmarks/paged_decode.py needs an NVIDIA GPU; see `tilescout env`")
     baselines = available_baselines(arguments.baseline)
-    settings = MeasureSettings(min_rounds=15, max_rounds=30)
+    settings = MeasureSettings(max_rounds=30)
     rows = []
     for batch in arguments.batch:
         for kv_len in arguments.kv_len:

@@ -1,88 +1,90 @@
-"""The last comparison of the best configs: interleaved, until their order is settled.
+"""The last comparison of the best configs on a device: the source of samples of a race.
 
-Two configs measured minutes apart differ by temperature and clock as much as by merit. Here each
-round times every finalist once, in rotating order, and configs are compared round by round: what
-slows a round slows all of it.
+Two configs measured minutes apart differ by temperature and clock as much as by merit. So a block
+times its contestants in rounds, in rotating order, and the leader is in every block. ``racing``
+decides who is timed and when it is enough; all samples are kept.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .measure import MeasureSettings
-from .order_statistics import median_interval
+from .racing import RaceRules, race
 from .timers import Run, Timer
 
-__all__ = ["Race", "rank", "run_race"]
-
-_ROUNDS_BETWEEN_CHECKS = 5
+__all__ = ["FinalsResult", "InterleavedRuns", "run_race", "time_rounds"]
 
 
 @dataclass(frozen=True)
-class Race:
+class FinalsResult:
     """Outcome of the finals, finalists named by their place in what was passed."""
 
     order: tuple[int, ...]
     """Best first."""
     samples_us: tuple[tuple[float, ...], ...]
-    """One a round for each finalist."""
+    """Every raw sample of each finalist."""
     is_settled: bool
-    """Whether the winner is known to be faster than, or tied with, each other finalist."""
+    """Whether the winner is known to be the fastest, or the first to be within the noise of it."""
 
 
-def run_race(runs: Sequence[Run], timer: Timer, settings: MeasureSettings) -> Race:
-    """Times the runs in rounds until the winner is settled or the rounds or the time run out."""
-    samples_us: list[list[float]] = [[] for _ in runs]
-    deadline = time.monotonic() + settings.max_finals_s
-    for round_index in range(settings.max_rounds):
-        # Rotating gives each finalist each predecessor in turn.
-        turn = [(round_index + i) % len(runs) for i in range(len(runs))]
-        for finalist, time_us in zip(turn, timer.time_us([runs[i] for i in turn]), strict=True):
-            samples_us[finalist].append(time_us)
-        num_rounds = round_index + 1
-        is_check = num_rounds >= settings.min_rounds and num_rounds % _ROUNDS_BETWEEN_CHECKS == 0
-        is_late = time.monotonic() > deadline
-        if is_late or (is_check and rank(samples_us, settings.noise)[1]):
-            break
-    order, is_settled = rank(samples_us, settings.noise)
-    return Race(order, tuple(map(tuple, samples_us)), is_settled)
+def run_race(runs: Sequence[Run], timer: Timer, settings: MeasureSettings) -> FinalsResult:
+    """Races the runs until the winner is settled or the samples or the time run out.
 
-
-def rank(samples_us: Sequence[Sequence[float]], noise: float) -> tuple[tuple[int, ...], bool]:
-    """Orders finalists by paired samples; within ``noise`` of the fastest, the earlier one wins.
-
-    Returns:
-        The order, and whether the winner is settled: each other finalist is, with 95% confidence,
-        either slower than the fastest by more than the noise or tied with it.
+    The first run is the incumbent: it wins unless it is beaten by more than the noise.
     """
-    remaining = list(range(len(samples_us)))
-    order: list[int] = []
-    is_settled = True
-    while remaining:
-        fastest = min(remaining, key=lambda i: statistics.median(samples_us[i]))
-        ties = [i for i in remaining if _ratio(samples_us, i, fastest) <= 1.0 + noise]
-        if not order:
-            is_settled = all(
-                _is_pair_settled(samples_us, i, fastest, noise) for i in remaining if i != fastest
-            )
-        order.append(min(ties))
-        remaining.remove(order[-1])
-    return tuple(order), is_settled
+    source = InterleavedRuns(runs, timer)
+    deadline = time.monotonic() + settings.max_finals_s
+    rules = RaceRules.up_to(settings.max_rounds, noise=settings.noise)
+    result = race(
+        source, len(runs), rules, incumbent=0, is_late=lambda: time.monotonic() >= deadline
+    )
+    return FinalsResult(result.order, source.samples_us, result.is_settled)
 
 
-def _ratio(samples_us: Sequence[Sequence[float]], slower: int, faster: int) -> float:
-    return statistics.median(_ratios(samples_us, slower, faster))
+def time_rounds(
+    runs: Sequence[Run], timer: Timer, num_rounds: int
+) -> tuple[tuple[float, ...], ...]:
+    """Samples of each run from rounds in which all take part, in rotating order."""
+    source = InterleavedRuns(runs, timer)
+    source.draw(range(len(runs)), num_rounds)
+    return source.samples_us
 
 
-def _is_pair_settled(
-    samples_us: Sequence[Sequence[float]], slower: int, faster: int, noise: float
-) -> bool:
-    low, high = median_interval(_ratios(samples_us, slower, faster))
-    return low > 1.0 + noise or high <= 1.0 + noise
+class InterleavedRuns:
+    """Times blocks of runs in rotating order and keeps every sample.
 
+    Samples are not corrected for what a block has in common. Who is in a block was chosen for
+    lucky earlier samples: a correction by those would keep the luck, and halves the hit rate on the
+    noisiest recorded space.
+    """
 
-def _ratios(samples_us: Sequence[Sequence[float]], slower: int, faster: int) -> list[float]:
-    return [a / b for a, b in zip(samples_us[slower], samples_us[faster], strict=True)]
+    def __init__(self, runs: Sequence[Run], timer: Timer) -> None:
+        self._runs = runs
+        self._timer = timer
+        self._samples_us: list[list[float]] = [[] for _ in runs]
+        self._num_rounds = 0
+
+    @property
+    def samples_us(self) -> tuple[tuple[float, ...], ...]:
+        """Every raw sample of each run."""
+        return tuple(map(tuple, self._samples_us))
+
+    def draw(self, contestants: Sequence[int], num_rounds: int) -> list[list[float]]:
+        """``num_rounds`` samples of each contestant, timed without a pause between them."""
+        sequence = [i for _ in range(num_rounds) for i in self._turn(contestants)]
+        taken: dict[int, list[float]] = {i: [] for i in contestants}
+        times_us = self._timer.time_us([self._runs[i] for i in sequence])
+        for contestant, time_us in zip(sequence, times_us, strict=True):
+            taken[contestant].append(time_us)
+        for contestant, samples_us in taken.items():
+            self._samples_us[contestant] += samples_us
+        return [taken[i] for i in contestants]
+
+    def _turn(self, contestants: Sequence[int]) -> list[int]:
+        """Each contestant once; from round to round each gets each predecessor."""
+        first = self._num_rounds % len(contestants)
+        self._num_rounds += 1
+        return [*contestants[first:], *contestants[:first]]

@@ -10,14 +10,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .order_statistics import MIN_SAMPLES, timing_of
 from .records import Timing
 from .timers import Call, Run, Timer
 
-__all__ = ["MeasureSettings", "Measurement", "count_copies", "count_launches", "measure"]
+__all__ = [
+    "MeasureSettings",
+    "Measurement",
+    "count_copies",
+    "count_launches",
+    "measure",
+    "sample_until_enough",
+    "warm_up",
+]
 
 
 @dataclass(frozen=True)
@@ -46,9 +54,9 @@ class MeasureSettings:
     max_measure_s: float = 1.0
     """Sampling ends here even if the interval is still wide."""
     noise: float = 0.005
-    """Finalists closer than this are a tie."""
-    min_rounds: int = 10
+    """A finalist must beat the default by more than this."""
     max_rounds: int = 60
+    """Most samples of a finalist; a third of this is the average allowance."""
     max_finals_s: float = 20.0
 
 
@@ -94,7 +102,13 @@ def measure(
         return Measurement(timing_of(estimates_us), is_pruned=True)
     run = timer.prepare(calls, count_launches(min(estimates_us), len(calls), settings))
     warm_up(run, timer, min(estimates_us), settings)
-    samples_us = _sample(run, timer, settings, best_us)
+    deadline = time.monotonic() + settings.max_measure_s
+    samples_us = sample_until_enough(
+        lambda count: timer.time_us([run] * count),
+        settings,
+        best_us,
+        is_late=lambda: time.monotonic() >= deadline,
+    )
     return Measurement(timing_of(samples_us, keep_samples=keep_samples))
 
 
@@ -133,14 +147,23 @@ def count_copies(
     return max(1, min(max(wanted, 2), affordable, settings.max_copies))
 
 
-def _sample(
-    run: Run, timer: Timer, settings: MeasureSettings, best_us: float | None
+def sample_until_enough(
+    draw: Callable[[int], Sequence[float]],
+    settings: MeasureSettings,
+    best_us: float | None,
+    is_late: Callable[[], bool] = lambda: False,
 ) -> list[float]:
-    deadline = time.monotonic() + settings.max_measure_s
-    samples_us = timer.time_us([run] * settings.min_samples)
-    while not _is_enough(samples_us, settings, best_us) and time.monotonic() < deadline:
-        block = min(settings.min_samples, settings.max_samples - len(samples_us))
-        samples_us += timer.time_us([run] * block)
+    """Samples of one config: few where they agree or are clearly slow, more where they scatter.
+
+    Args:
+        draw: Takes so many samples.
+        settings: How much is enough.
+        best_us: Best time so far.
+        is_late: Asked before every block but the first; sampling ends when it says so.
+    """
+    samples_us = list(draw(min(settings.min_samples, settings.max_samples)))
+    while not (_is_enough(samples_us, settings, best_us) or is_late()):
+        samples_us += draw(min(settings.min_samples, settings.max_samples - len(samples_us)))
     return samples_us
 
 

@@ -32,8 +32,8 @@ class Evaluator(Protocol):
     def finals(self, configs: Sequence[Config]) -> list[Evaluation]:
         """Compares the best configs against each other as carefully as the evaluator can.
 
-        Returned in final order, the winner first; ties go to the earlier of ``configs``. Those that
-        fail now come last, with their status.
+        Returned in final order, the winner first; the first of ``configs`` wins unless it is beaten
+        by more than the noise. Those that fail now come last, with their status.
         """
 
     def close(self) -> None:

@@ -20,9 +20,7 @@ from tilescout.tuner.measure import MeasureSettings
 from tilescout.tuner.records import Evaluation, Provenance, TrialStatus
 
 BASE = {"block_n": 64, "num_stages": 3, "split_rule": "fixed", "num_splits": 4}
-QUICK = MeasureSettings(
-    run_target_us=500.0, warmup_us=500.0, max_samples=12, min_rounds=6, max_rounds=10
-)
+QUICK = MeasureSettings(run_target_us=500.0, warmup_us=500.0, max_samples=12, max_rounds=48)
 FAILURES = {
     "compile_error": (TrialStatus.COMPILE_ERROR, "no such instruction"),
     "compile_crash": (TrialStatus.CRASHED, "exit code 11"),
@@ -143,7 +141,7 @@ def test_finals_keep_samples_and_survive_a_finalist_that_fails(
         assert evaluation.status is TrialStatus.OK
         assert evaluation.timing is not None
         assert len(evaluation.timing.samples_us) == evaluation.timing.num_samples
-        assert evaluation.timing.num_samples >= QUICK.min_rounds
+        assert evaluation.timing.num_samples >= 6
         assert [facts.kernel for facts in evaluation.facts] == ["toy_kernel"]
     assert "behaviour=crash" in caplog.text
     assert "behaviour=wrong" in caplog.text
