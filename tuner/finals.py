@@ -76,7 +76,7 @@ class InterleavedRuns:
         """``num_rounds`` samples of each contestant, timed without a pause between them."""
         sequence = [i for _ in range(num_rounds) for i in self._turn(contestants)]
         taken: dict[int, list[float]] = {i: [] for i in contestants}
-        times_us = self._timer.time_us([self._runs[i] for i in sequence])
+        times_us = self._timer.time_us([self._runs[i] for i in sequence], is_kept=True)
         for contestant, time_us in zip(sequence, times_us, strict=True):
             taken[contestant].append(time_us)
         for contestant, samples_us in taken.items():

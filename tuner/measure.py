@@ -104,7 +104,7 @@ def measure(
     warm_up(run, timer, min(estimates_us), settings)
     deadline = time.monotonic() + settings.max_measure_s
     samples_us = sample_until_enough(
-        lambda count: timer.time_us([run] * count),
+        lambda count: timer.time_us([run] * count, is_kept=True),
         settings,
         best_us,
         is_late=lambda: time.monotonic() >= deadline,

@@ -11,7 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
+
+from .gpu_state import ClockWatch
 
 __all__ = ["Call", "CudaTimer", "Run", "Timer", "WallTimer"]
 
@@ -38,19 +41,25 @@ class Timer(Protocol):
     def rough_us(self, call: Call) -> float:
         """Time of one eager launch after an untimed one: an upper bound, host overhead included."""
 
-    def time_us(self, runs: Sequence[Run]) -> list[float]:
+    def time_us(self, runs: Sequence[Run], *, is_kept: bool = False) -> list[float]:
         """Microseconds a launch of each run, all run in this order without a pause.
 
         The last run goes ahead once, untimed: the first of a sequence would otherwise also
         measure how long the host takes to start it.
+
+        Args:
+            runs: What is timed.
+            is_kept: The times are samples to be kept; if the device is disturbed meanwhile, all
+                is repeated a few times at most.
         """
 
 
 class CudaTimer:
     """CUDA events on the current stream, around graph replays or eager launches."""
 
-    def __init__(self, *, is_graph: bool) -> None:
+    def __init__(self, *, is_graph: bool, watch: ClockWatch | None = None) -> None:
         self._is_graph = is_graph
+        self._watch = watch
 
     def prepare(self, calls: Sequence[Call], num_launches: int) -> Run:
         """Captures the launches in one graph, or keeps them to be launched one by one."""
@@ -78,28 +87,16 @@ class CudaTimer:
         """Events around one eager launch."""
         return self.time_us([Run(call, 1)])[0]
 
-    def time_us(self, runs: Sequence[Run]) -> list[float]:
+    def time_us(self, runs: Sequence[Run], *, is_kept: bool = False) -> list[float]:
         """Enqueues all runs with an event before and after each, then waits once."""
-        import torch
-
-        def event() -> Any:
-            return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-        marks = [(event(), event()) for _ in runs]
-        runs[-1].enqueue()
-        for (start, end), run in zip(marks, runs, strict=True):
-            start.record()
-            run.enqueue()
-            end.record()
-        torch.cuda.synchronize()
-        return [
-            1e3 * start.elapsed_time(end) / run.num_launches
-            for (start, end), run in zip(marks, runs, strict=True)
-        ]
+        return _undisturbed(partial(_time_on_device, runs), self._watch if is_kept else None)
 
 
 class WallTimer:
     """The host's clock, for launches that have finished when they return."""
+
+    def __init__(self, *, watch: ClockWatch | None = None) -> None:
+        self._watch = watch
 
     def prepare(self, calls: Sequence[Call], num_launches: int) -> Run:
         """Keeps the launches to be made one by one."""
@@ -109,15 +106,56 @@ class WallTimer:
         """The clock around one launch."""
         return self.time_us([Run(call, 1)])[0]
 
-    def time_us(self, runs: Sequence[Run]) -> list[float]:
+    def time_us(self, runs: Sequence[Run], *, is_kept: bool = False) -> list[float]:
         """The clock around each run."""
-        runs[-1].enqueue()
-        times = []
-        for run in runs:
-            start = time.perf_counter()
-            run.enqueue()
-            times.append(1e6 * (time.perf_counter() - start) / run.num_launches)
-        return times
+        return _undisturbed(partial(_time_on_host, runs), self._watch if is_kept else None)
+
+
+_TimeOnce = Callable[[Callable[[], None]], list[float]]
+"""Times a block once, and calls its argument while the device works on it."""
+
+
+def _undisturbed(time_once: _TimeOnce, watch: ClockWatch | None) -> list[float]:
+    """Times of a block; of its last repetition where the watch finds the earlier disturbed."""
+    if watch is None:
+        return time_once(lambda: None)
+    for _ in range(1 + watch.max_repeats):
+        found: list[str | None] = []
+        times_us = time_once(lambda: found.append(watch.disturbance()))  # noqa: B023  (called at once)
+        if found == [None]:
+            break
+    return times_us
+
+
+def _time_on_device(runs: Sequence[Run], while_busy: Callable[[], None]) -> list[float]:
+    import torch
+
+    def event() -> Any:
+        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+    marks = [(event(), event()) for _ in runs]
+    runs[-1].enqueue()
+    for (start, end), run in zip(marks, runs, strict=True):
+        start.record()
+        run.enqueue()
+        end.record()
+    while_busy()
+    torch.cuda.synchronize()
+    return [
+        1e3 * start.elapsed_time(end) / run.num_launches
+        for (start, end), run in zip(marks, runs, strict=True)
+    ]
+
+
+def _time_on_host(runs: Sequence[Run], while_busy: Callable[[], None]) -> list[float]:
+    runs[-1].enqueue()
+    times = []
+    for run in runs:
+        start = time.perf_counter()
+        run.enqueue()
+        times.append(1e6 * (time.perf_counter() - start) / run.num_launches)
+    while_busy()
+    return times
 
 
 def _eager_run(calls: Sequence[Call], num_launches: int) -> Run:

@@ -13,13 +13,14 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from ..kernels import registry
 from ..kernels.base import Config, KernelTemplate, Operation, Problem
 from .compile_pool import short_reason
 from .finals import run_race
+from .gpu_state import ClockWatch, nvml_reader
 from .launch_errors import failures, is_out_of_memory, status_of
 from .measure import MeasureSettings, count_copies, count_launches, measure, warm_up
 from .order_statistics import timing_of
@@ -61,6 +62,8 @@ class Outcome:
     measure_s: float = 0.0
     is_device_lost: bool = False
     """The CUDA context is broken: this process is of no more use."""
+    num_disturbed: int = 0
+    """Blocks of samples that were repeated because the clock or a throttle reason changed."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class RaceOutcome:
     outcomes: tuple[Outcome, ...]
     order: tuple[int, ...] = ()
     is_settled: bool = False
+    num_disturbed: int = 0
 
     @property
     def is_device_lost(self) -> bool:
@@ -94,6 +98,8 @@ class _State:
     validation_inputs: Any
     fresh_inputs: Any = None
     """Validation inputs of another seed, made for the finals."""
+    watch: ClockWatch | None = None
+    """Sees the device's clock where there is a driver to ask."""
     can_compare_timed: bool = True
     """Whether the reference fits in memory on the inputs that are timed."""
 
@@ -121,9 +127,18 @@ def prepare(task: Task) -> int:
         task.problem, device=task.torch_device, seed=task.seed
     )
     copies = _make_copies(task, operation)
-    timer = CudaTimer(is_graph=task.policy.is_cuda_graph) if is_cuda else WallTimer()
-    _state = _State(task, operation, timer, copies, validation_inputs)
+    watch = _clock_watch() if is_cuda else None
+    timer = CudaTimer(is_graph=task.policy.is_cuda_graph, watch=watch) if is_cuda else WallTimer()
+    _state = _State(task, operation, timer, copies, validation_inputs, watch=watch)
     return len(copies)
+
+
+@cache
+def _clock_watch() -> ClockWatch:
+    """Keeps its memory of the clock from problem to problem."""
+    import torch
+
+    return ClockWatch(nvml_reader(str(torch.cuda.get_device_properties(0).uuid)))
 
 
 def evaluate(config: Config, best_us: float | None) -> Outcome:
@@ -178,13 +193,15 @@ def race(configs: Sequence[Config]) -> RaceOutcome:
             runners.append(index)
     if not runners:
         return RaceOutcome(tuple(outcomes))
+    disturbed_before = _num_disturbed()
     result = run_race(runs, state.timer, state.task.settings)
     share_s = (time.monotonic() - start) / len(runners)
     for index, samples_us in zip(runners, result.samples_us, strict=True):
         timing = timing_of(samples_us, keep_samples=True)
         outcomes[index] = Outcome(TrialStatus.OK, timing=timing, measure_s=share_s)
     order = tuple(runners[place] for place in result.order)
-    return RaceOutcome(tuple(outcomes), order, result.is_settled)
+    num_disturbed = _num_disturbed() - disturbed_before
+    return RaceOutcome(tuple(outcomes), order, result.is_settled, num_disturbed)
 
 
 def _prepared() -> _State:
@@ -316,7 +333,7 @@ def _outcome(verdict: Verdict) -> Outcome:
 
 def _guarded(work: Callable[[], Outcome]) -> Outcome:
     """Runs ``work`` and turns what the config did to the device into an outcome."""
-    start = time.monotonic()
+    start, disturbed_before = time.monotonic(), _num_disturbed()
     try:
         outcome = work()
         _synchronize()  # so that an error of the device shows with the config that caused it
@@ -325,7 +342,15 @@ def _guarded(work: Callable[[], Outcome]) -> Outcome:
     # Only here has the error let go of the tensors in its traceback.
     if outcome.status is TrialStatus.OUT_OF_RESOURCES and not outcome.is_device_lost:
         _free_memory()
-    return replace(outcome, measure_s=time.monotonic() - start)
+    return replace(
+        outcome,
+        measure_s=time.monotonic() - start,
+        num_disturbed=_num_disturbed() - disturbed_before,
+    )
+
+
+def _num_disturbed() -> int:
+    return _state.watch.num_disturbed if _state is not None and _state.watch is not None else 0
 
 
 def _synchronize() -> None:

@@ -29,7 +29,7 @@ class FakeTimer:
         self.num_timed_launches += 1
         return self._time_of(call) + self._eager_overhead_us
 
-    def time_us(self, runs: Sequence[Run]) -> list[float]:
+    def time_us(self, runs: Sequence[Run], *, is_kept: bool = False) -> list[float]:
         self.sequences.append([run.calls[0] for run in runs])
         self.num_timed_launches += sum(run.num_launches for run in runs)
         return [self._time_of(run.calls[0]) for run in runs]

@@ -111,7 +111,10 @@ class MeasureEvaluator:
         self._ready: queue.Queue[Evaluation | None] = queue.Queue()
         self._done: queue.Queue[Evaluation | BaseException] = queue.Queue()
         self._known: dict[Config, Evaluation] = {}
-        self._busy_s = 0.0
+        self.busy_s = 0.0
+        """Time that the GPU worker held the GPU: verifying, warming up, timing."""
+        self.num_disturbed = 0
+        """Blocks of samples that were repeated because the GPU's clock or throttling changed."""
         self._started_at: float | None = None
         self._last_end = 0.0
         self._is_closed = False
@@ -119,11 +122,16 @@ class MeasureEvaluator:
         self._feeder.start()
 
     @property
-    def gpu_busy_share(self) -> float:
-        """Share of the time since the first config was submitted that the GPU worker worked."""
-        if self._started_at is None or self._last_end <= self._started_at:
+    def elapsed_s(self) -> float:
+        """Time from the first config that was submitted to the last job of the GPU worker."""
+        if self._started_at is None:
             return 0.0
-        return self._busy_s / (self._last_end - self._started_at)
+        return max(0.0, self._last_end - self._started_at)
+
+    @property
+    def gpu_busy_share(self) -> float:
+        """Share of ``elapsed_s`` that the GPU worker held the GPU."""
+        return self.busy_s / self.elapsed_s if self.elapsed_s else 0.0
 
     def submit(self, config: Config) -> None:
         """Queues the config for compiling, then for the GPU."""
@@ -247,9 +255,17 @@ class MeasureEvaluator:
             if outcome.is_device_lost:
                 self._gpu.discard()
         self._last_end = time.monotonic()
+        self._note_disturbed(outcome.num_disturbed, str(config))
         held_s = outcome.measure_s or self._last_end - start
-        self._busy_s += held_s
+        self.busy_s += held_s
         return replace(outcome, measure_s=held_s)
+
+    def _note_disturbed(self, count: int, where: str) -> None:
+        if count:
+            self.num_disturbed += count
+            _log.info(
+                "%d block(s) repeated, the GPU's clock or throttling changed: %s", count, where
+            )
 
     def _each(
         self, job: Callable[..., Outcome], evaluations: Sequence[Evaluation], *args: object
@@ -277,10 +293,11 @@ class MeasureEvaluator:
             return None
         finally:
             self._last_end = time.monotonic()
-            self._busy_s += self._last_end - start
+            self.busy_s += self._last_end - start
         if result.is_device_lost:
             self._gpu.discard()
             return None
+        self._note_disturbed(result.num_disturbed, "finals")
         ended = [_with_outcome(e, o) for e, o in zip(candidates, result.outcomes, strict=True)]
         _sound(ended, failed)
         if not result.is_settled:
