@@ -120,8 +120,13 @@ def workload(name_or_path: str) -> Workload:
         raise UnknownNameError("workload", name_or_path, texts, "or give the path of a .toml file")
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"workload file {name_or_path!r} cannot be read: {error}") from error
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(
+            f"workload file {name_or_path!r} cannot be read: {reason}; check the path"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"workload file {name_or_path!r} is not UTF-8 text: {error}") from error
     return parse_workload(text, str(path))
 
 

@@ -134,7 +134,7 @@ def _document(text: str, where: str) -> dict[str, Any]:
         if key not in _HEADER_TYPES:
             raise UnknownNameError(f"key of workload file {where}", key, _HEADER_TYPES)
         if not isinstance(value, _HEADER_TYPES[key]):
-            raise UsageError(f"{where}: {key}={value!r} must be a {_type_name(_HEADER_TYPES[key])}")
+            raise UsageError(f"{where}: {key}={value!r} must be {_type_name(_HEADER_TYPES[key])}")
     if not document.get("name"):
         raise UsageError(f'{where}: name is missing: add a line like name = "my_model"')
     if not document.get("problems"):
@@ -143,7 +143,7 @@ def _document(text: str, where: str) -> dict[str, Any]:
 
 
 def _type_name(kind: type) -> str:
-    return "text" if kind is str else "table" if kind is dict else "list of tables"
+    return "text" if kind is str else "a table" if kind is dict else "a list of tables"
 
 
 def _entries(document: Mapping[str, Any], where: str) -> list[_Entry]:
@@ -155,8 +155,10 @@ def _entries(document: Mapping[str, Any], where: str) -> list[_Entry]:
             raise UsageError(f"{place}: {table!r} must be a [[problems]] table")
         merged = {**defaults, **table}
         for key in ("op", "label"):
-            if not isinstance(merged.get(key), str):
-                raise UsageError(f"{place}: {key}={merged.get(key)!r} must be text")
+            if key not in merged:
+                raise UsageError(f"{place}: {key} is missing")
+            if not isinstance(merged[key], str) or not merged[key].strip():
+                raise UsageError(f"{place}: {key}={merged[key]!r} must be text that is not empty")
         weight = merged.get("weight", 1.0)
         weights = merged.get("weights", {})
         if not isinstance(weights, dict):
