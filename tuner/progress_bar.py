@@ -42,6 +42,7 @@ class ProgressBar:
         )
         self._task: TaskID | None = None
         self._label = ""
+        self._total = 0
         self._num_ended = 0
         self._num_new = 0
         self._best_us: float | None = None
@@ -62,10 +63,11 @@ class ProgressBar:
         """Puts up a bar of ``total`` trials."""
         del problem
         self._label = f"{label} on {sku}"
+        self._total = total
         self._num_ended, self._num_new, self._best_us = 0, 0, None
         self._task = self._progress.add_task(self._label, total=total, best="")
         if not self._console.is_terminal:
-            self._console.print(f"{self._label}: {total} trials", soft_wrap=True)
+            self._console.print(f"{self._label}: {_trials(total)}", soft_wrap=True)
 
     def trial_ended(self, record: TrialRecord, best_us: float | None, is_new: bool) -> None:
         """Moves the bar on; a trial of an earlier run counts as done."""
@@ -85,7 +87,9 @@ class ProgressBar:
         self._console.print(f"{self._label}: {self._outcome(winner)}", soft_wrap=True)
 
     def _outcome(self, winner: WinnerRecord | None) -> str:
-        counts = f"{self._num_ended} trials"
+        counts = _trials(self._num_ended)
+        if self._num_ended < self._total:
+            counts = f"{self._num_ended} of {_trials(self._total)}, run again to go on"
         if self._num_new < self._num_ended:
             counts += f", {self._num_ended - self._num_new} of them from an earlier run"
         if winner is None:
@@ -94,3 +98,7 @@ class ProgressBar:
         time_us = evaluation.time_us
         time = "" if time_us is None else f"{time_us:.4g} us "
         return f"{time}{evaluation.provenance}, {evaluation.config} ({counts})"
+
+
+def _trials(count: int) -> str:
+    return f"{count} trial{'' if count == 1 else 's'}"

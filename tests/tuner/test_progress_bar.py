@@ -54,3 +54,19 @@ def test_a_study_without_a_winner_says_so() -> None:
     assert play(is_terminal=False, has_winner=False).endswith(
         "size 64 on h200: no winner (3 trials, 1 of them from an earlier run)\n"
     )
+
+
+def test_a_study_cut_short_says_how_to_go_on() -> None:
+    text = io.StringIO()
+    with ProgressBar(Console(file=text, width=120, highlight=False)) as bar:
+        bar.study_started("size 64", "h200", ToyProblem(64), 3)
+        bar.trial_ended(trial(9.0), 9.0, True)
+        bar.study_ended(SimpleNamespace(trial=trial(9.0)))
+    assert "(1 of 3 trials, run again to go on)" in text.getvalue()
+
+
+def test_one_trial_is_not_plural() -> None:
+    text = io.StringIO()
+    with ProgressBar(Console(file=text, width=120, highlight=False)) as bar:
+        bar.study_started("size 64", "h200", ToyProblem(64), 1)
+    assert text.getvalue() == "size 64 on h200: 1 trial\n"
