@@ -11,7 +11,13 @@ from typing import Annotated
 import typer
 
 from ..errors import UsageError
-from .cli_options import FormatOption, GpuFilter, OpFilter, parse_names
+from .cli_options import (
+    FormatOption,
+    GpuFilter,
+    OpFilter,
+    parse_names,
+    require_database_name,
+)
 from .paths import readable_databases
 from .rendering import Format, render_record
 
@@ -38,6 +44,7 @@ def report(
         typer.Option(
             "--db",
             metavar="PATH",
+            callback=require_database_name,
             help="Database; repeatable, the first counts where they disagree. "
             "Default: the user's, then the shipped one.",
         ),
@@ -74,6 +81,7 @@ def export(
         typer.Option(
             "--db",
             metavar="PATH",
+            callback=require_database_name,
             help="Database. Default: the user's and the shipped one, merged and numbered anew.",
         ),
     ] = None,
@@ -102,7 +110,12 @@ def import_(
     ],
     db: Annotated[
         str | None,
-        typer.Option("--db", metavar="PATH", help="Database file. Default: the user's database."),
+        typer.Option(
+            "--db",
+            metavar="PATH",
+            callback=require_database_name,
+            help="Database file. Default: the user's database.",
+        ),
     ] = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
@@ -117,7 +130,10 @@ def import_(
 
     data = _read(file)
     with Store.open(db) as store:
-        summary = import_json(store, data)
+        try:
+            summary = import_json(store, data)
+        except UsageError as error:
+            raise UsageError(f"{file!r} cannot be imported: {error}") from error
     record = {
         "studies": summary.num_studies,
         "trials": summary.num_trials,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
@@ -28,7 +28,24 @@ __all__ = [
     "parse_assignments",
     "parse_names",
     "parse_problem",
+    "require_database_name",
 ]
+
+
+_Databases = TypeVar("_Databases", str | None, list[str] | None)
+
+
+def require_database_name(db: _Databases) -> _Databases:
+    """The value of ``--db``, given back.
+
+    Raises:
+        UsageError: it is empty, as it is where a shell variable is not set.
+    """
+    for name in [db] if isinstance(db, str) else db or ():
+        if not name.strip():
+            raise UsageError(f"--db {name!r} names no database: give a path, or leave --db out")
+    return db
+
 
 OpArgument = Annotated[
     str, typer.Argument(metavar="OP", help="Operation, e.g. paged_decode.", show_default=False)
@@ -50,7 +67,10 @@ OpFilter = Annotated[
 OverlaidDatabase = Annotated[
     str | None,
     typer.Option(
-        "--db", metavar="PATH", help="Database to lay over the shipped one and the user's."
+        "--db",
+        metavar="PATH",
+        callback=require_database_name,
+        help="Database to lay over the shipped one and the user's.",
     ),
 ]
 FormatOption = Annotated[

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from .cli_options import FormatOption, parse_names
+from .cli_options import FormatOption, parse_names, require_database_name
 from .rendering import Format, render_rows
 
 if TYPE_CHECKING:
@@ -47,9 +47,14 @@ _BudgetName = Annotated[
 ]
 _Database = Annotated[
     str | None,
-    typer.Option("--db", metavar="PATH", help="Database to write. Default: the user's database."),
+    typer.Option(
+        "--db",
+        metavar="PATH",
+        callback=require_database_name,
+        help="Database to write. Default: the user's database.",
+    ),
 ]
-_Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the search.")]
+_Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the search.")]
 _DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only print the problems, sizes and expected time.")
 ]
@@ -82,9 +87,10 @@ def tune(
 
     Example: tilescout tune quickstart --gpu h200,b200 --trials 40
     """
-    from .tune import tune as tune_workload
-
     with _says_how_to_go_on(), _progress(is_shown=not (quiet or dry_run)) as listener:
+        # Inside: loading takes long enough for a Ctrl-C.
+        from .tune import tune as tune_workload
+
         summary = tune_workload(
             workload,
             gpus=None if gpu == "auto" else parse_names(gpu),

@@ -33,6 +33,8 @@ __all__ = ["ALL_WORKLOADS", "tune"]
 
 ALL_WORKLOADS = "all"
 
+_SEED_END = 2**32
+"""The random generators of NumPy and scikit-learn take no more."""
 _COMPILE_CORE_S = 4.0
 """Time of one core to compile and read a config; 3.7 s over 26 configs of paged decode for sm_90
 and sm_100 with Triton 3.9 on a 2-core virtual machine, November 2026."""
@@ -67,7 +69,7 @@ def tune(
         time_budget_s: seconds for the whole call, shared evenly between the studies still to do.
         budget: name of a budget: ``quick`` or ``full``.
         db: database path or URL; None for the user's database.
-        seed: seed of the search.
+        seed: seed of the search, of 32 bits.
         dry_run: only say what would be searched, how large it is and how long it may take.
         listener: follows the run; by default it goes to the log.
 
@@ -79,6 +81,8 @@ def tune(
     """
     started = time.monotonic()
     limits = _budget(budget, trials, time_budget_s)
+    if not 0 <= seed < _SEED_END:
+        raise UsageError(f"seed={seed!r} must be between 0 and {_SEED_END - 1}")
     problems = _problems(workload)
     targets = resolve_targets(gpus, mode)
     jobs = [_Job(entry, target) for target in targets for entry in problems]

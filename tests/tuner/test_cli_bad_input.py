@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import sys
 from contextlib import closing
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from tilescout.tuner import catalog, cli, dispatch, environment
@@ -78,12 +80,22 @@ USAGE = {
     ),
     "out of range": (("lookup", "toy", "size=0"), r"size=0 of a toy problem must be at least 1"),
     "workload": (("tune", "gpt"), r"unknown workload 'gpt': known are .*quickstart"),
-    "workload file": (("tune", "none.toml"), r"workload file 'none\.toml' cannot be read"),
+    "workload file": (
+        ("tune", "none.toml"),
+        r"workload file 'none\.toml' cannot be read: No such file or directory; check the path",
+    ),
     "budget": (("tune", "--budget", "huge"), r"unknown budget 'huge': known are full, quick"),
     "mode": (("tune", "--mode", "guess"), r"'guess' is not one of 'auto', 'measure', 'predict'"),
     "trials": (("tune", "--trials", "0"), r"'--trials': .*greater than or equal to 1"),
     "trials no number": (("tune", "--trials", "few"), r"'--trials': .*integer"),
     "time budget": (("tune", "--time-budget", "0"), r"time_budget_s=0\.0 must be more than 0"),
+    "seed": (("tune", "--seed", "-1"), r"'--seed': .*greater than or equal to 0"),
+    "seed too large": (("tune", "--seed", "4294967296"), r"seed=4294967296 must be between 0 and"),
+    "empty --db of lookup": (("lookup", *TOY, "--db", ""), r"--db '' names no database"),
+    "empty --db of tune": (("tune", "--db", " "), r"--db ' ' names no database"),
+    "empty --db of report": (("report", "--out", "r", "--db", ""), r"--db '' names no database"),
+    "empty --db of export": (("export", "--db", ""), r"--db '' names no database"),
+    "empty --db of import": (("import", "x.json", "--db", ""), r"--db '' names no database"),
     "report without --out": (("report",), r"Missing option '--out'"),
     "import of nothing": (("import", "none.json"), r"cannot read 'none\.json': No such file"),
     "a server for look-ups": (
@@ -206,7 +218,7 @@ def test_a_place_that_cannot_be_written(fails, database: Path) -> None:
     ("text", "says"),
     [
         ("{", r"'x\.json' is not JSON .*`tilescout export` wrote"),
-        ("[]", r"must be an object"),
+        ("[]", r"'x\.json' cannot be imported: .*must be an object"),
         ('{"schema": 1}', r"lacks the field 'trials'"),
         (f'{{"schema": {SCHEMA_VERSION + 1}}}', r"newer than"),
         ('{"schema": 1, "trials": [{}], "winners": []}', r"trials\[0\] lacks the field"),
@@ -236,6 +248,20 @@ def test_a_problem_without_a_winner_is_a_failure(
     assert ended.value.code == 1
     assert err == "tilescout: no winner for x on h200: 2 compile_error: no\n"
     assert "predicted" in out
+
+
+def test_an_interrupt_while_it_loads_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Loading(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "tilescout.tuner.tune", Loading("tilescout.tuner.tune"))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["tune"])
+    assert ended.value.code == 130
+    assert "run the same command again to go on" in capsys.readouterr().err
 
 
 def test_debug_anywhere_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
