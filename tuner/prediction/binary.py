@@ -29,7 +29,7 @@ from ..records import BinaryFacts
 
 __all__ = ["cuobjdump_path", "read_facts"]
 
-_READER_VERSION = 1
+_READER_VERSION = 2
 """Part of the cache key: raise it when the same cubin would be read differently."""
 
 _DUMP_TIMEOUT_S = 60.0
@@ -187,7 +187,9 @@ def _classify(opcode: str) -> str:
 def _streaming_loop(instructions: list[_Instruction]) -> list[_Instruction]:
     """The body of the innermost loop that asks for most bytes of global memory; empty if none.
 
-    A loop is what a backward branch jumps over. The branch to itself behind the code is none.
+    One with matrix instructions comes before all without: a kernel that merges partial results in
+    its last block has a second loop, which may ask for more in a pass. A loop is what a backward
+    branch jumps over. The branch to itself behind the code is none.
     """
     bodies = [
         [i for i in instructions if branch.branch_target <= i.address <= branch.address]
@@ -198,7 +200,11 @@ def _streaming_loop(instructions: list[_Instruction]) -> list[_Instruction]:
     innermost = [
         body for body in streaming if not any(_is_inside(other, body) for other in streaming)
     ]
-    return max(innermost, key=lambda body: sum(map(_load_bytes, body)), default=[])
+    return max(innermost, key=_streaming_rank, default=[])
+
+
+def _streaming_rank(body: list[_Instruction]) -> tuple[bool, int]:
+    return any(i.kind == "mma" for i in body), sum(map(_load_bytes, body))
 
 
 def _is_inside(inner: list[_Instruction], outer: list[_Instruction]) -> bool:

@@ -178,3 +178,24 @@ def test_streaming_loop_is_the_innermost_that_loads():
     assert facts.loop_instructions == 3
     assert facts.loop_load_bytes == 16
     assert facts.spill_bytes == 12
+
+
+LOOP_OF_A_MERGE = """
+ Function k:
+  REG:32 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:576
+        Function : k
+        /*0000*/                   LDGSTS.E.64 [R2], desc[UR4][R6.64] ;
+        /*0010*/                   HMMA.16816.F32 R4, R4, R6, R8 ;
+        /*0020*/              @P1  BRA 0x0 ;
+        /*0030*/                   LDG.E.128 R4, desc[UR4][R6.64] ;
+        /*0040*/                   LDG.E.128 R8, desc[UR4][R6.64] ;
+        /*0050*/                   FADD R4, R4, R8 ;
+        /*0060*/              @P1  BRA 0x30 ;
+        /*0070*/                   EXIT ;
+"""
+
+
+def test_loop_with_matrix_instructions_comes_before_one_that_loads_more():
+    facts = parse_dump(CompiledBinary("k", b"x", 128, 0, 0), LOOP_OF_A_MERGE)
+    assert facts.loop_instructions == 3
+    assert facts.loop_load_bytes == 8

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilescout.kernels.base import LaunchEstimate
-from tilescout.tuner.prediction.cost_model import CONSTANTS, predict
+from tilescout.tuner.prediction.constants import CONSTANTS
+from tilescout.tuner.prediction.cost_model import predict
 from tilescout.tuner.prediction.roofline import memory_us, roofline_us, share_of_roofline
 from tilescout.tuner.records import BinaryFacts, TrialStatus
 
@@ -22,6 +23,7 @@ FACTS = BinaryFacts(
     tmem_columns=0,
     num_instructions=800,
     mma_kind="HGMMA.64x64x16.F32.BF16",
+    instruction_mix={"async_copy": 16},
     loop_instructions=200,
     loop_load_bytes=128,
 )
@@ -75,8 +77,10 @@ def test_launch_that_loads_the_device_more_is_slower(problem, h200, slower):
         replace(FACTS, spill_bytes=128),
         replace(FACTS, loop_instructions=2000),
         replace(FACTS, smem_bytes=200 * 1024),
+        replace(FACTS, instruction_mix={"load_global": 16}),
+        replace(FACTS, instruction_mix={"async_copy": 16, "atomic": 1}),
     ],
-    ids=["spills", "instructions", "occupancy"],
+    ids=["spills", "instructions", "occupancy", "loads-that-wait", "atomics"],
 )
 def test_binary_that_needs_more_is_slower(problem, h200, slower):
     estimate = replace(ESTIMATE, bytes_in_flight=8 * 1024)
@@ -127,6 +131,35 @@ def test_heavy_spills_are_refused_and_light_ones_are_not(problem, h200):
     assert f"spills {limit + 4} bytes" in found.reason
 
 
+def test_device_wide_figures_of_the_sku_count(problem, h200):
+    few_sms = replace(h200, num_sms=66)
+    assert time_us(problem, few_sms) > 1.2 * time_us(problem, h200)
+    chain = replace(ESTIMATE, num_programs=16, bytes_moved=16 * 10**6, bytes_in_flight=2048)
+    faster_memory = replace(h200, bandwidth_gbps=2 * h200.bandwidth_gbps)
+    # 16 blocks wait for latency: bandwidth cannot help them much.
+    assert time_us(problem, faster_memory, chain) > 0.95 * time_us(problem, h200, chain)
+
+
+def test_one_pass_in_flight_leaves_memory_idle(problem, h200):
+    """One block on an SM: loads and instructions hide behind each other only with more passes."""
+    one_pass = FACTS.loop_load_bytes * FACTS.threads_per_block
+    facts = replace(FACTS, smem_bytes=160 * 1024, loop_instructions=800)
+    estimate = replace(ESTIMATE, num_programs=132, bytes_in_flight=one_pass)
+    deep = replace(estimate, bytes_in_flight=4 * one_pass)
+    assert time_us(problem, h200, estimate, facts) > 1.1 * time_us(problem, h200, deep, facts)
+
+
+def test_room_for_answers_bounds_what_is_in_flight(problem, h200):
+    """The estimate may claim more than the compiler made room for."""
+    claimed = replace(ESTIMATE, num_programs=132, bytes_in_flight=128 * 1024)
+    small = replace(FACTS, smem_bytes=16 * 1024)
+    true_estimate = replace(claimed, bytes_in_flight=16 * 1024)
+    assert time_us(problem, h200, claimed, small) == time_us(problem, h200, true_estimate, small)
+    assert time_us(problem, h200, claimed, small) > 1.5 * time_us(
+        problem, h200, claimed, replace(FACTS, smem_bytes=128 * 1024)
+    )
+
+
 def test_bound_is_named(problem, h200):
     def bound(estimate, facts=FACTS):
         return predict(problem, h200, [estimate], [facts]).launches[0].bound
@@ -135,6 +168,10 @@ def test_bound_is_named(problem, h200):
     assert bound(replace(ESTIMATE, bytes_in_flight=512)) == "latency"
     assert bound(replace(ESTIMATE, flops=10**13)) == "matrix"
     assert bound(ESTIMATE, replace(FACTS, loop_instructions=20_000)) == "issue"
+    # Blocks that share their bytes: each SM takes in far more than the memory gives.
+    shared = replace(ESTIMATE, bytes_moved=10**7, flops=4 * 10**11)
+    repeats = replace(FACTS, instruction_mix={"async_copy": 16, "mma": 1}, loop_instructions=1)
+    assert bound(shared, repeats) == "intake"
 
 
 @settings(max_examples=200, deadline=None)
