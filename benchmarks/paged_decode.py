@@ -1,10 +1,7 @@
 #!/usr/bin/env python3
 """Paged decode on the GPU at hand: our winner, our untuned default and FlashInfer, in one run.
 
-For every cell (batch x KV length) all contenders get the same inputs: pages in random order, copies
-of q, cache and output rotated so that L2 is cold, launches captured in a CUDA graph. The contenders
-take turns in every round, so drift of the clocks meets all alike; the median over rounds counts.
-Every output is compared with the fp32 reference first.
+Cells are batch x KV length, pages in random order; ``side_by_side`` says how contenders are timed.
 
     python benchmarks/paged_decode.py --db results.db --json paged_decode.json
 
@@ -15,61 +12,29 @@ timed, as in a serving loop. Bandwidth counts K, V, q and the output once.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from tilescout.errors import TilescoutError
-from tilescout.kernels.base import Config
+from side_by_side import (
+    NUM_ROUNDS,
+    Cell,
+    config_calls,
+    make_cell,
+    require_gpu,
+    time_contenders,
+    write_record,
+)
 from tilescout.kernels.device import DeviceSpec
 from tilescout.kernels.paged_decode import PagedDecodeProblem
-from tilescout.kernels.registry import operation, template
 from tilescout.search_spaces.registry import joint_space
 from tilescout.tuner.dispatch import lookup
-from tilescout.tuner.environment import current_device, toolchain
-from tilescout.tuner.finals import time_rounds
-from tilescout.tuner.measure import MeasureSettings, count_copies, count_launches
-from tilescout.tuner.timers import Call, CudaTimer
+from tilescout.tuner.timers import Call
 
-OP = operation("paged_decode")
 OURS, DEFAULT = "tilescout", "default"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One problem with its copies of inputs and outputs."""
-
-    problem: PagedDecodeProblem
-    inputs: Sequence[Any]
-    outputs: Sequence[Any]
-
-
-def make_cell(problem: PagedDecodeProblem, device: DeviceSpec, settings: MeasureSettings) -> Cell:
-    """Allocates as many copies as keep L2 cold."""
-    copies = count_copies(
-        bytes_moved=problem.bytes_moved,
-        bytes_held=problem.bytes_moved,
-        l2_bytes=device.l2_bytes,
-        free_bytes=torch.cuda.mem_get_info()[0],
-        settings=settings,
-    )
-    inputs = [OP.make_inputs(problem, device="cuda", seed=seed) for seed in range(copies)]
-    return Cell(problem, inputs, [OP.make_outputs(problem, i) for i in inputs])
-
-
-def our_calls(cell: Cell, config: Config) -> list[Call]:
-    """Launches of one of our configs, one a copy."""
-    launcher = template("paged_decode", config.template).build(cell.problem, config, cell.inputs[0])
-    return [
-        lambda i=i, o=o: launcher.launch(i, o)  # type: ignore[misc]
-        for i, o in zip(cell.inputs, cell.outputs, strict=True)
-    ]
 
 
 def flashinfer_wrapper_calls(
@@ -158,48 +123,23 @@ BASELINES: dict[str, Callable[[Cell], list[Call]]] = {
 }
 
 
-def check(cell: Cell, name: str, calls: Sequence[Call]) -> None:
-    """Runs one launch on poisoned output and compares it with the reference.
-
-    Raises:
-        TilescoutError: the output is wrong.
-    """
-    cell.outputs[0].out.fill_(float("nan"))
-    calls[0]()
-    torch.cuda.synchronize()
-    comparison = OP.compare(cell.problem, cell.inputs[0], cell.outputs[0])
-    if not comparison.is_ok:
-        raise TilescoutError(f"{name} is wrong on {cell.problem}: {comparison.reason}")
-
-
 def time_cell(
     problem: PagedDecodeProblem,
     device: DeviceSpec,
     databases: Sequence[str] | None,
     baselines: Sequence[str],
-    settings: MeasureSettings,
 ) -> dict[str, Any]:
     """Median microseconds of every contender, and what ours ran."""
-    cell = make_cell(problem, device, settings)
+    cell = make_cell(problem, device)
     found = lookup(problem, gpu=device, databases=databases)
-    contenders = {
-        OURS: our_calls(cell, found.config),
-        DEFAULT: our_calls(cell, joint_space(problem, device).default),
-        **{name: BASELINES[name](cell) for name in baselines},
-    }
-    timer = CudaTimer(is_graph=True)
-    runs = []
-    for name, calls in contenders.items():
-        check(cell, name, calls)
-        rough_us = timer.time_us([timer.prepare(calls, len(calls))])[0]
-        runs.append(timer.prepare(calls, count_launches(rough_us, len(calls), settings)))
-    for run in runs:
-        run.enqueue()
-    samples_us = time_rounds(runs, timer, settings.max_rounds)
-    times = {
-        name: statistics.median(samples)
-        for name, samples in zip(contenders, samples_us, strict=True)
-    }
+    times = time_contenders(
+        cell,
+        {
+            OURS: config_calls(cell, found.config),
+            DEFAULT: config_calls(cell, joint_space(problem, device).default),
+            **{name: BASELINES[name](cell) for name in baselines},
+        },
+    )
     return {
         "problem": problem.as_dict(),
         "config": found.config.as_dict(),
@@ -207,7 +147,7 @@ def time_cell(
         "trial_id": found.trial_id,
         "us": times,
         "tb_per_s": {name: problem.bytes_moved / us / 1e6 for name, us in times.items()},
-        "num_rounds": settings.max_rounds,
+        "num_rounds": NUM_ROUNDS,
     }
 
 
@@ -272,11 +212,8 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Times every cell, prints the table, writes the JSON."""
     arguments = parse_arguments()
-    device = current_device()
-    if device is None:
-        raise SystemExit("benchmarks/paged_decode.py needs an NVIDIA GPU; see `tilescout env`")
+    device = require_gpu()
     baselines = available_baselines(arguments.baseline)
-    settings = MeasureSettings(max_rounds=30)
     rows = []
     for batch in arguments.batch:
         for kv_len in arguments.kv_len:
@@ -289,21 +226,14 @@ def main() -> None:
                 page_size=arguments.page_size,
                 dtype=arguments.dtype,
             )
-            rows.append(time_cell(problem, device, arguments.db, baselines, settings))
+            rows.append(time_cell(problem, device, arguments.db, baselines))
             torch.cuda.empty_cache()
             print(f"{problem.batch} x {problem.kv_len} done", file=sys.stderr, flush=True)
     print_table(rows, baselines)
     summary = summarise(rows, baselines)
     print(" ".join(f"{name}={value:.3f}" for name, value in summary.items()))
     if arguments.json:
-        record = {
-            "gpu": device.name,
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "toolchain": toolchain(with_driver=True).as_dict(),
-            "summary": summary,
-            "rows": rows,
-        }
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        write_record(arguments.json, device, rows, summary=summary)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,143 @@
+"""What the benchmarks of operations share: equal inputs, verified outputs, contenders in turn.
+
+Every contender gets the same copies of inputs and outputs, rotated so that L2 is cold; its launches
+are captured in a CUDA graph; all contenders are timed in every round, so drift of the clocks meets
+all alike; the median over the rounds counts.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from tilescout.errors import TilescoutError
+from tilescout.kernels.base import Config, Problem
+from tilescout.kernels.device import DeviceSpec
+from tilescout.kernels.registry import operation, template
+from tilescout.tuner.environment import current_device, toolchain
+from tilescout.tuner.finals import time_rounds
+from tilescout.tuner.measure import MeasureSettings, count_copies, count_launches
+from tilescout.tuner.timers import Call, CudaTimer
+
+__all__ = [
+    "NUM_ROUNDS",
+    "Cell",
+    "config_calls",
+    "make_cell",
+    "require_gpu",
+    "time_contenders",
+    "write_record",
+]
+
+NUM_ROUNDS = 30
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One problem with its copies of inputs and outputs."""
+
+    problem: Any
+    inputs: Sequence[Any]
+    outputs: Sequence[Any]
+
+
+def require_gpu() -> DeviceSpec:
+    """The GPU at hand; ends the program where there is none."""
+    device = current_device()
+    if device is None:
+        raise SystemExit("this benchmark needs an NVIDIA GPU; see `tilescout env`")
+    return device
+
+
+def make_cell(problem: Problem, device: DeviceSpec) -> Cell:
+    """Allocates as many copies as keep L2 cold."""
+    op = operation(problem.op)
+    copies = count_copies(
+        bytes_moved=problem.bytes_moved,
+        bytes_held=problem.bytes_moved,
+        l2_bytes=device.l2_bytes,
+        free_bytes=torch.cuda.mem_get_info()[0],
+        settings=MeasureSettings(),
+    )
+    inputs = [op.make_inputs(problem, device="cuda", seed=seed) for seed in range(copies)]
+    return Cell(problem, inputs, [op.make_outputs(problem, i) for i in inputs])
+
+
+def config_calls(cell: Cell, config: Config) -> list[Call]:
+    """Launches of one of our configs, one a copy."""
+    launcher = template(cell.problem.op, config.template).build(
+        cell.problem, config, cell.inputs[0]
+    )
+    return [
+        lambda i=i, o=o: launcher.launch(i, o)  # type: ignore[misc]
+        for i, o in zip(cell.inputs, cell.outputs, strict=True)
+    ]
+
+
+def time_contenders(
+    cell: Cell,
+    contenders: Mapping[str, Sequence[Call]],
+    *,
+    is_verified: Collection[str] = (),
+) -> dict[str, float]:
+    """Median microseconds of each contender, after its output was verified.
+
+    Args:
+        cell: problem, inputs and outputs.
+        contenders: launches by name, one a copy.
+        is_verified: those whose launches do not write ``cell.outputs`` and were verified before.
+
+    Raises:
+        TilescoutError: an output is wrong.
+    """
+    timer, settings = CudaTimer(is_graph=True), MeasureSettings()
+    runs = []
+    for name, calls in contenders.items():
+        _run_once(cell, name, calls, is_compared=name not in is_verified)
+        rough_us = timer.time_us([timer.prepare(calls, len(calls))])[0]
+        runs.append(timer.prepare(calls, count_launches(rough_us, len(calls), settings)))
+    for run in runs:
+        run.enqueue()
+    samples_us = time_rounds(runs, timer, NUM_ROUNDS)
+    return {
+        name: statistics.median(samples)
+        for name, samples in zip(contenders, samples_us, strict=True)
+    }
+
+
+def _run_once(cell: Cell, name: str, calls: Sequence[Call], *, is_compared: bool) -> None:
+    """Runs every launch once and compares what the first wrote with the reference.
+
+    Compilers load their code at the first launch, which no capture may contain.
+    """
+    for call in calls[1:]:
+        call()
+    cell.outputs[0].out.fill_(float("nan"))
+    calls[0]()
+    torch.cuda.synchronize()
+    if not is_compared:
+        return
+    op = operation(cell.problem.op)
+    comparison = op.compare(cell.problem, cell.inputs[0], cell.outputs[0])
+    if not comparison.is_ok:
+        raise TilescoutError(f"{name} is wrong on {cell.problem}: {comparison.reason}")
+
+
+def write_record(
+    path: Path, device: DeviceSpec, rows: Sequence[Mapping[str, Any]], **extra: Any
+) -> None:
+    """Writes the rows with device, date and versions as JSON."""
+    record = {
+        "gpu": device.name,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "toolchain": toolchain(with_driver=True).as_dict(),
+        **extra,
+        "rows": rows,
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
