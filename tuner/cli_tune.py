@@ -105,7 +105,19 @@ def tune(
         )
     columns = PLANNED_COLUMNS if summary.is_dry_run else FOUND_COLUMNS
     typer.echo(render_rows([_row(row, form) for row in summary.rows], columns, form))
+    if not quiet:
+        _say_share(summary)
     _exit_if_failed(summary)
+
+
+def _say_share(summary: TuneSummary) -> None:
+    """On stderr: how much of the time the GPU had work."""
+    if summary.gpu_busy_share is None:
+        return
+    text = f"GPU verifying and timing for {summary.gpu_busy_share:.0%} of the search time"
+    if summary.num_disturbed:
+        text += f"; {summary.num_disturbed} block(s) repeated because its clock changed"
+    typer.echo(f"tilescout: {text}", err=True)
 
 
 def _progress(*, is_shown: bool) -> AbstractContextManager[ProgressListener | None]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import UnsupportedError, UsageError
 from ..kernels.registry import template
@@ -28,6 +29,9 @@ from .store import Store
 from .store.records import StudyRecord, TrialRecord, WinnerRecord
 from .targets import Mode, Target, resolve_targets
 from .tune_summary import TuneRow, TuneSummary
+
+if TYPE_CHECKING:
+    from .evaluators.measure import MeasureEvaluator
 
 __all__ = ["ALL_WORKLOADS", "tune"]
 
@@ -88,15 +92,17 @@ def tune(
     jobs = [_Job(entry, target) for target in targets for entry in problems]
     if dry_run:
         rows = [_plan(job, limits, len(jobs)) for job in jobs]
-        database = ""
+        database, share, num_disturbed = "", None, 0
     else:
         location = user_database_path() if db is None else db
         with _Run(location, limits, seed, listener or LoggingListener()) as run:
             rows = run.all(jobs)
+            share, num_disturbed = run.gpu_busy_share, run.num_disturbed
         dispatch.refresh()  # look-ups of this process see what was found
         database = str(location)
     _raise_if_all_unsupported(rows)
-    return TuneSummary(tuple(rows), dry_run, database, time.monotonic() - started)
+    elapsed_s = time.monotonic() - started
+    return TuneSummary(tuple(rows), dry_run, database, elapsed_s, share, num_disturbed)
 
 
 @dataclass(frozen=True)
@@ -130,8 +136,21 @@ class _Run:
         self._listener = listener
         self._compilers: CompilePool | None = None
         self._measuring: tuple[CompilePool, GpuWorker] | None = None
+        self._measured: list[MeasureEvaluator] = []
         budget_s = limits.time_budget_s
         self._end = None if budget_s is None else time.monotonic() + budget_s
+
+    @property
+    def gpu_busy_share(self) -> float | None:
+        """Share of the time of the measured searches that the GPU was held; None without any."""
+        elapsed_s = sum(evaluator.elapsed_s for evaluator in self._measured)
+        busy_s = sum(evaluator.busy_s for evaluator in self._measured)
+        return busy_s / elapsed_s if elapsed_s else None
+
+    @property
+    def num_disturbed(self) -> int:
+        """Blocks of samples that were repeated."""
+        return sum(evaluator.num_disturbed for evaluator in self._measured)
 
     def __enter__(self) -> _Run:
         return self
@@ -198,7 +217,7 @@ class _Run:
             if record.evaluation.status is TrialStatus.OK and record.evaluation.time_us is not None
         ]
         policy = study.key.policy
-        return MeasureEvaluator(
+        evaluator = MeasureEvaluator(
             problem,
             device,
             policy,
@@ -207,6 +226,8 @@ class _Run:
             best_us=min(times, default=None),
             seed=self._seed,
         )
+        self._measured.append(evaluator)
+        return evaluator
 
 
 def _budget(name: str, trials: int | None, time_budget_s: float | None) -> Budget:

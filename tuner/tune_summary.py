@@ -57,6 +57,11 @@ class TuneSummary:
     database: str
     """Where the trials are; empty for a dry run."""
     elapsed_s: float
+    gpu_busy_share: float | None = None
+    """Share of the time of the measured searches that the GPU was verifying and timing; None where
+    nothing was measured."""
+    num_disturbed: int = 0
+    """Blocks of samples repeated because the GPU's clock or throttling changed meanwhile."""
 
     @property
     def has_failures(self) -> bool:
