@@ -1,0 +1,601 @@
+#!/usr/bin/env python3
+"""How fast tuning is: against a serial loop, and against ``triton.autotune`` run exhaustively.
+
+The problem is one paged decode; the configs are a random sample of those whose kernel is a single
+launch, so that both sides time the same code. Every phase is a process of its own with a Triton
+cache of its own, empty at its start:
+
+- ours: compile pool and GPU worker over all configs, in configs a minute, starting included;
+- serial: the worker's own compile, verify and time, one config after the other, over a subset;
+- search: our search over the same list, until its winner is decided; it may stop early;
+- autotune: ``triton.autotune`` over the whole list with its own timing. Its compilation is serial
+  and would take minutes, so the list is compiled in parallel first and its time is: the measured
+  run on a warm cache, plus the serial compile time of a subset scaled to the list (--full runs it
+  cold instead and scales nothing);
+- winners: both winners re-measured, interleaved.
+
+    python benchmarks/tuning_speed.py --json tuning_speed.json
+
+Without a GPU, --dry-run does all that needs none, on few configs, and prints no comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tilescout.kernels import registry
+from tilescout.kernels.base import Config
+from tilescout.kernels.device import DeviceSpec
+from tilescout.kernels.paged_decode import PagedDecodeProblem
+from tilescout.search_spaces.listed import listed_space
+from tilescout.search_spaces.registry import joint_space
+from tilescout.search_spaces.space import JointSpace
+from tilescout.tuner import catalog, worker
+from tilescout.tuner.compile_pool import CompilePool, compile_config
+from tilescout.tuner.environment import current_device, toolchain
+from tilescout.tuner.evaluators.measure import MeasureEvaluator
+from tilescout.tuner.finals import time_rounds
+from tilescout.tuner.measure import MeasureSettings, count_copies, count_launches
+from tilescout.tuner.progress import LoggingListener
+from tilescout.tuner.records import (
+    Evaluation,
+    MeasurementPolicy,
+    Provenance,
+    StudyKey,
+    Timing,
+    TrialStatus,
+)
+from tilescout.tuner.search.driver import run_study
+from tilescout.tuner.search.stopping import GainRule
+from tilescout.tuner.store import Store
+from tilescout.tuner.timers import Call, CudaTimer, Run
+
+PROBLEM = PagedDecodeProblem(
+    batch=16,
+    kv_len=8192,
+    num_qo_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    page_size=16,
+    dtype="bfloat16",
+)
+OP, TEMPLATE = "paged_decode", "triton"
+MAX_SPLITS = 64
+NUM_FINALISTS = 8
+PHASE_TIMEOUT_S = 900.0
+
+
+def choose_configs(device: DeviceSpec, count: int, seed: int) -> list[Config]:
+    """A random sample of the configs that are one launch: unsplit, or merged by the last block."""
+    single = [
+        config
+        for config in joint_space(PROBLEM, device)
+        if config["split_rule"] == "none"
+        or (config["split_rule"] == "count" and config["merge"] == "last_block")
+    ]
+    return random.Random(seed).sample(single, min(count, len(single)))
+
+
+# Phases: each takes the configs and returns what it found, as JSON.
+
+
+def phase_ours(configs: Sequence[Config]) -> dict[str, Any]:
+    """All configs through compile pool and GPU worker."""
+    start = time.monotonic()
+    counts: dict[str, int] = {}
+    with MeasureEvaluator(PROBLEM, _device()) as evaluator:
+        waiting, in_flight = list(configs), 0
+        while waiting or in_flight:
+            while waiting and in_flight < evaluator.capacity:
+                evaluator.submit(waiting.pop(0))
+                in_flight += 1
+            status = evaluator.collect().status.value
+            counts[status] = counts.get(status, 0) + 1
+            in_flight -= 1
+        elapsed_s = time.monotonic() - start
+        share = evaluator.gpu_busy_share
+    return {
+        "num_configs": len(configs),
+        "elapsed_s": elapsed_s,
+        "gpu_busy_share": share,
+        "statuses": counts,
+    }
+
+
+def phase_serial(configs: Sequence[Config]) -> dict[str, Any]:
+    """The same compiling, verifying and timing, one config after the other in one process."""
+    device = _device()
+    task = worker.Task(
+        op=OP,
+        op_module=registry.module_of(OP),
+        problem=PROBLEM,
+        policy=MeasurementPolicy(),
+        torch_device="cuda",
+        l2_bytes=device.l2_bytes,
+        seed=0,
+    )
+    worker.prepare(task)
+    best_us: float | None = None
+    seconds = []
+    for config in configs:
+        start = time.monotonic()
+        compile_config(OP, task.op_module, TEMPLATE, PROBLEM, config, device.arch)
+        outcome = worker.evaluate(config, best_us)
+        seconds.append(time.monotonic() - start)
+        if outcome.status is TrialStatus.OK and outcome.timing is not None:
+            best_us = min(best_us or outcome.timing.median_us, outcome.timing.median_us)
+    return {"seconds": seconds}
+
+
+def phase_search(configs: Sequence[Config]) -> dict[str, Any]:
+    """Our search over the list, with finals, into an empty database."""
+    device = _device()
+    start = time.monotonic()
+    with MeasureEvaluator(PROBLEM, device) as evaluator:
+        found = _search(configs, device, evaluator)
+        share = evaluator.gpu_busy_share
+    return {**found, "elapsed_s": time.monotonic() - start, "gpu_busy_share": share}
+
+
+def phase_compile_serial(configs: Sequence[Config]) -> dict[str, Any]:
+    """Serial just-in-time compilation, as ``triton.autotune`` does it."""
+    arguments = _arguments()
+    return {"seconds": [_timed(partial(_jit_compile, c, arguments)) for c in configs]}
+
+
+def phase_compile_part(configs: Sequence[Config], part: int, num_parts: int) -> dict[str, Any]:
+    """Every ``num_parts``-th config, so that processes side by side fill one cache."""
+    arguments = _arguments()
+    for config in configs[part::num_parts]:
+        _jit_compile(config, arguments)
+    return {}
+
+
+def phase_autotune(configs: Sequence[Config], num_probed: int) -> dict[str, Any]:
+    """``triton.autotune`` over all configs with its default timing.
+
+    The first ``num_probed`` configs are loaded from the cache beforehand, to know what that takes.
+    """
+    import torch
+    import triton
+
+    arguments = _arguments()
+    load_s = [_timed(partial(_jit_compile, c, arguments)) for c in configs[:num_probed]]
+    candidates = [_triton_config(config) for config in configs]
+    tuned = triton.autotune(configs=candidates, key=[])(_kernel())
+    start = time.monotonic()
+    tuned[_grid](*arguments)
+    torch.cuda.synchronize()
+    elapsed_s = time.monotonic() - start
+    place = next(i for i, c in enumerate(candidates) if c is tuned.best_config)
+    return {"elapsed_s": elapsed_s, "load_s": load_s, "winner": configs[place].as_dict()}
+
+
+def phase_winners(configs: Sequence[Config]) -> dict[str, Any]:
+    """Times the configs in interleaved rounds, launches captured, L2 cold."""
+    import torch
+
+    settings = MeasureSettings(max_rounds=40)
+    operation = registry.operation(OP)
+    copies = count_copies(
+        bytes_moved=PROBLEM.bytes_moved,
+        bytes_held=PROBLEM.bytes_moved,
+        l2_bytes=_device().l2_bytes,
+        free_bytes=torch.cuda.mem_get_info()[0],
+        settings=settings,
+    )
+    inputs = [operation.make_inputs(PROBLEM, device="cuda", seed=seed) for seed in range(copies)]
+    outputs = [operation.make_outputs(PROBLEM, i) for i in inputs]
+    timer = CudaTimer(is_graph=True)
+    runs: list[Run] = []
+    for config in configs:
+        launcher = registry.template(OP, TEMPLATE).build(PROBLEM, config, inputs[0])
+        calls: list[Call] = [
+            lambda i=i, o=o, run=launcher: run.launch(i, o)  # type: ignore[misc]
+            for i, o in zip(inputs, outputs, strict=True)
+        ]
+        for call in calls:
+            call()
+        comparison = operation.compare(PROBLEM, inputs[0], outputs[0])
+        assert comparison.is_ok, f"{config}: {comparison.reason}"
+        rough_us = timer.time_us([timer.prepare(calls, len(calls))])[0]
+        runs.append(timer.prepare(calls, count_launches(rough_us, len(calls), settings)))
+    timer.time_us(runs * 2)
+    samples_us = time_rounds(runs, timer, settings.max_rounds)
+    return {"median_us": [statistics.median(samples) for samples in samples_us]}
+
+
+# What the phases share.
+
+
+def _device() -> DeviceSpec:
+    device = current_device()
+    assert device is not None, "this phase needs a GPU"
+    return device
+
+
+def _search(configs: Sequence[Config], device: DeviceSpec, evaluator: Any) -> dict[str, Any]:
+    """Runs the study; the winner, its trials and how many were evaluated."""
+    space = JointSpace((listed_space(TEMPLATE, configs),))
+    key = StudyKey(
+        problem=PROBLEM,
+        device=device,
+        toolchain=toolchain(with_driver=False),
+        provenance=Provenance.MEASURED,
+        policy=MeasurementPolicy(),
+        space_fingerprint=space.fingerprint(),
+        template_hashes=((TEMPLATE, registry.template(OP, TEMPLATE).source_hash()),),
+    )
+    with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder, "search.db")) as store:
+        study = store.study(key, seed=0)
+        winner = run_study(
+            space=space,
+            evaluator=evaluator,
+            store=store,
+            study=study,
+            num_trials=len(configs),
+            deadline=None,
+            seed=0,
+            num_finalists=NUM_FINALISTS,
+            listener=LoggingListener(),
+            gain=GainRule(),
+        )
+        assert winner is not None, "no config worked"
+        trials = store.trials(study.study_id)
+    return {"winner": winner.trial.evaluation.config.as_dict(), "num_trials": len(trials)}
+
+
+def _kernel() -> Any:
+    from tilescout.kernels.paged_decode.triton_kernel import paged_decode_kernel
+
+    return paged_decode_kernel
+
+
+def _triton_config(config: Config) -> Any:
+    """The config as Triton's tuner takes it."""
+    import triton
+
+    spec = registry.template(OP, TEMPLATE).kernel_specs(PROBLEM, config)[0]
+    constants: dict[str, Any] = dict(spec.constexprs)  # type: ignore[attr-defined]
+    return triton.Config(
+        {**constants, "num_splits": int(config.get("num_splits", 1) or 1), "split_tokens": 0},
+        num_warps=int(config["num_warps"]),
+        num_stages=int(config["num_stages"]),
+    )
+
+
+def _grid(meta: dict[str, Any]) -> tuple[int, int, int]:
+    group = PROBLEM.num_qo_heads // PROBLEM.num_kv_heads
+    head_tiles = PROBLEM.num_kv_heads * -(-group // meta["BLOCK_H"])
+    return head_tiles * PROBLEM.batch * meta["num_splits"], 1, 1
+
+
+def _arguments(
+    problem: PagedDecodeProblem = PROBLEM, torch_device: str = "cuda"
+) -> tuple[Any, ...]:
+    """Run-time arguments of the kernel up to ``batch``, with scratch for the most splits."""
+    import torch
+
+    operation = registry.operation(OP)
+    inputs = operation.make_inputs(problem, device=torch_device, seed=0)
+    out = operation.make_outputs(problem, inputs).out
+    items, heads = problem.batch * MAX_SPLITS, problem.num_qo_heads
+    partial_lse = torch.empty(items, heads, device=torch_device)
+    partial_out = torch.empty(items, heads, problem.head_dim, device=torch_device)
+    arrivals = torch.zeros(problem.batch * heads, dtype=torch.int32, device=torch_device)
+    k, v = inputs.kv_cache[:, 0], inputs.kv_cache[:, 1]
+    tables = (inputs.kv_indptr, inputs.kv_indices, inputs.kv_last_page_len)
+    strides = (*inputs.q.stride()[:2], *k.stride()[:3], *out.stride()[:2])
+    results = (out, partial_lse, partial_out, partial_lse, arrivals)
+    scale_log2 = inputs.sm_scale * math.log2(math.e)
+    return (inputs.q, k, v, *tables, *results, scale_log2, *strides, problem.batch)
+
+
+def _jit_compile(config: Config, arguments: Sequence[Any]) -> None:
+    try:
+        _kernel().warmup(*arguments, grid=(1,), **_triton_config(config).all_kwargs())
+    except Exception as error:  # the tuner, too, passes over what does not compile
+        print(f"{config}: {error}", file=sys.stderr)
+
+
+def _timed(action: Callable[[], object]) -> float:
+    start = time.monotonic()
+    action()
+    return time.monotonic() - start
+
+
+# The parent: starts phases, draws conclusions.
+
+
+class Phases:
+    """Runs phases of this script in processes of their own, with caches of their own."""
+
+    def __init__(self, folder: Path, configs: Sequence[Config]) -> None:
+        self._folder = folder
+        self.write("all", configs)
+
+    def run(self, phase: str, *options: str, cache: str, configs: str = "all") -> dict[str, Any]:
+        """What one phase returns."""
+        return self.run_all(phase, [options], cache=cache, configs=configs)[0]
+
+    def run_all(
+        self, phase: str, options: Sequence[Sequence[str]], *, cache: str, configs: str = "all"
+    ) -> list[dict[str, Any]]:
+        """One process for each set of options, all at a time."""
+        environment = {**os.environ, "TRITON_CACHE_DIR": str(self._folder / f"cache-{cache}")}
+        print(f"{phase} ...", file=sys.stderr, flush=True)
+        processes, results = [], []
+        for index, extra in enumerate(options):
+            results.append(self._folder / f"{phase}-{index}.json")
+            command = [sys.executable, __file__, "--phase", phase, "--result", str(results[-1])]
+            command += ["--configs-file", str(self._folder / f"{configs}.json"), *extra]
+            processes.append(subprocess.Popen(command, env=environment))
+        try:
+            for process in processes:
+                if process.wait(timeout=PHASE_TIMEOUT_S):
+                    raise SystemExit(f"phase {phase} failed with status {process.returncode}")
+        finally:
+            for process in processes:
+                process.kill()
+        return [json.loads(result.read_text()) for result in results]
+
+    def write(self, name: str, configs: Sequence[Config]) -> None:
+        """Keeps a list of configs for phases."""
+        text = json.dumps([config.as_dict() for config in configs])
+        (self._folder / f"{name}.json").write_text(text)
+
+
+def compare(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Runs everything and concludes."""
+    device = _device()
+    configs = choose_configs(device, arguments.configs, arguments.seed)
+    subset = configs[: arguments.subset]
+    num_cores = len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as name:
+        phases = Phases(Path(name), configs)
+        phases.write("subset", subset)
+        ours = phases.run("ours", cache="ours")
+        serial = phases.run("serial", cache="serial", configs="subset")
+        search = phases.run("search", cache="search")
+        if arguments.full:
+            compile_s: list[float] = []
+            tuned = phases.run("autotune", "--probed", "0", cache="autotune")
+        else:
+            compiled = phases.run("compile_serial", cache="compile", configs="subset")
+            compile_s = compiled["seconds"]
+            parts = [["--part", str(i), "--parts", str(num_cores)] for i in range(num_cores)]
+            phases.run_all("compile_part", parts, cache="autotune")
+            tuned = phases.run("autotune", "--probed", str(len(subset)), cache="autotune")
+        winners = [Config.of(TEMPLATE, found["winner"]) for found in (search, tuned)]
+        phases.write("winners", winners)
+        times_us = phases.run("winners", cache="search", configs="winners")["median_us"]
+    return {
+        "device": device.name,
+        "num_cores": num_cores,
+        "problem": PROBLEM.as_dict(),
+        "toolchain": toolchain(with_driver=True).as_dict(),
+        "is_dry_run": False,
+        "throughput": conclude_throughput(ours, serial["seconds"]),
+        "against_autotune": conclude_autotune(search, tuned, compile_s, times_us, len(configs)),
+    }
+
+
+def conclude_throughput(ours: dict[str, Any], serial_s: Sequence[float]) -> dict[str, Any]:
+    """Configs a minute of both; the serial rate with its standard error, being of a subset."""
+    mean_s = statistics.mean(serial_s)
+    error = statistics.stdev(serial_s) / len(serial_s) ** 0.5 / mean_s if serial_s[1:] else None
+    ours_per_minute = 60.0 * ours["num_configs"] / ours["elapsed_s"]
+    serial_per_minute = 60.0 / mean_s
+    return {
+        **ours,
+        "ours_per_minute": ours_per_minute,
+        "serial_per_minute": serial_per_minute,
+        "serial_num_configs": len(serial_s),
+        "serial_relative_error": error,
+        "ratio": ours_per_minute / serial_per_minute,
+    }
+
+
+def conclude_autotune(
+    search: dict[str, Any],
+    tuned: dict[str, Any],
+    compile_s: Sequence[float],
+    times_us: Sequence[float],
+    num_configs: int,
+) -> dict[str, Any]:
+    """Both wall times and both winners; ``compile_s`` is empty where the tuner ran cold."""
+    tuned_s = tuned["elapsed_s"]
+    if compile_s:
+        # What was loaded beforehand belongs to the run; each compile replaces a load.
+        load_s = statistics.mean(tuned["load_s"])
+        tuned_s += sum(tuned["load_s"]) + num_configs * (statistics.mean(compile_s) - load_s)
+    return {
+        "num_configs": num_configs,
+        "ours_s": search["elapsed_s"],
+        "ours_num_trials": search["num_trials"],
+        "ours_gpu_busy_share": search["gpu_busy_share"],
+        "autotune_s": tuned_s,
+        "autotune_measured_s": tuned["elapsed_s"],
+        "autotune_compile_s": list(compile_s),
+        "is_extrapolated": bool(compile_s),
+        "time_ratio": search["elapsed_s"] / tuned_s,
+        "ours_winner": search["winner"],
+        "autotune_winner": tuned["winner"],
+        "is_same_winner": search["winner"] == tuned["winner"],
+        "ours_us": times_us[0],
+        "autotune_us": times_us[1],
+        "winner_ratio": times_us[0] / times_us[1],
+    }
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """Two tables."""
+    rate, against = report["throughput"], report["against_autotune"]
+    error = rate["serial_relative_error"]
+    margin = "" if error is None else f" (+/- {error:.0%})"
+    print(f"{report['device']}, {report['num_cores']} cores, {PROBLEM}")
+    print(f"\n{'configs a minute':<22}{'configs':>8}{'a minute':>10}")
+    print(f"{'tilescout':<22}{rate['num_configs']:>8}{rate['ours_per_minute']:>10.1f}")
+    serial = f"{rate['serial_per_minute']:>10.1f}{margin}"
+    print(f"{'serial loop':<22}{rate['serial_num_configs']:>8}{serial}")
+    print(f"ratio {rate['ratio']:.1f} (target: 8 on 16 cores); statuses {rate['statuses']};")
+    print(f"GPU verifying and timing for {rate['gpu_busy_share']:.0%} of the time")
+    kind = "extrapolated" if against["is_extrapolated"] else "measured"
+    print(f"\n{'search':<22}{'trials':>8}{'seconds':>10}{'winner us':>11}  winner")
+    for name, trials, seconds, us, winner in (
+        ("tilescout", against["ours_num_trials"], against["ours_s"], against["ours_us"], "ours"),
+        (
+            f"autotune, {kind}",
+            against["num_configs"],
+            against["autotune_s"],
+            against["autotune_us"],
+            "autotune",
+        ),
+    ):
+        values = " ".join(f"{k}={v}" for k, v in against[f"{winner}_winner"].items())
+        print(f"{name:<22}{trials:>8}{seconds:>10.1f}{us:>11.2f}  {values}")
+    print(
+        f"time ratio {against['time_ratio']:.2f} (target: 0.25), "
+        f"winner ratio {against['winner_ratio']:.4f} (target: 1.01)"
+    )
+
+
+class MadeUpEvaluator:
+    """Times by a formula, for a dry run."""
+
+    provenance = Provenance.MEASURED
+    capacity = 4
+
+    def __init__(self) -> None:
+        self._waiting: list[Config] = []
+
+    def submit(self, config: Config) -> None:
+        """Queues the config."""
+        self._waiting.append(config)
+
+    def collect(self) -> Evaluation:
+        """The one that waits longest."""
+        return self._evaluate(self._waiting.pop(0))
+
+    def finals(self, configs: Sequence[Config]) -> list[Evaluation]:
+        """By time."""
+        return sorted(map(self._evaluate, configs), key=lambda e: e.time_us or 0.0)
+
+    def close(self) -> None:
+        """Has nothing to end."""
+
+    def _evaluate(self, config: Config) -> Evaluation:
+        us = 100.0 + abs(int(config["block_n"]) - 64) / 8 + abs(int(config["num_stages"]) - 3)
+        timing = Timing(us, us, us, us, us, (us,) * 6, 6)
+        return Evaluation(config, TrialStatus.OK, self.provenance, timing=timing)
+
+
+def dry_run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Compiles a few configs for an H200 both ways, and searches the list by made-up times."""
+    device = catalog.gpu("h200")
+    configs = choose_configs(device, arguments.configs, arguments.seed)
+    few = configs[: arguments.subset]
+    module = registry.module_of(OP)
+    _check_call(configs)
+    with tempfile.TemporaryDirectory() as cold, CompilePool() as pool:
+        os.environ["TRITON_CACHE_DIR"] = str(Path(cold, "pool"))
+        start = time.monotonic()
+        jobs = [pool.submit(OP, module, TEMPLATE, PROBLEM, c, device.arch) for c in few]
+        statuses = [job.result().status.value for job in jobs]
+        pool_s = time.monotonic() - start
+        os.environ["TRITON_CACHE_DIR"] = str(Path(cold, "serial"))
+        serial_s = [
+            _timed(partial(compile_config, OP, module, TEMPLATE, PROBLEM, c, device.arch))
+            for c in few
+        ]
+    start = time.monotonic()
+    search = _search(configs, device, MadeUpEvaluator())
+    search |= {"elapsed_s": time.monotonic() - start, "gpu_busy_share": 0.0}
+    counts = {status: statuses.count(status) for status in sorted(set(statuses))}
+    ours = {"num_configs": len(few), "elapsed_s": pool_s, "gpu_busy_share": 0.0}
+    tuned = {"elapsed_s": 1.0, "load_s": [0.0] * len(few), "winner": search["winner"]}
+    return {
+        "device": "none: a dry run, made-up times",
+        "num_cores": len(os.sched_getaffinity(0)),
+        "problem": PROBLEM.as_dict(),
+        "toolchain": toolchain(with_driver=False).as_dict(),
+        "is_dry_run": True,
+        "throughput": conclude_throughput({**ours, "statuses": counts}, serial_s),
+        "against_autotune": conclude_autotune(search, tuned, serial_s, [1.0, 1.0], len(configs)),
+    }
+
+
+def _check_call(configs: Sequence[Config]) -> None:
+    """Every config names, with the run-time arguments, each argument of the kernel once."""
+    names = list(_kernel().arg_names)
+    given = len(_arguments(replace(PROBLEM, batch=1, kv_len=64), "cpu"))
+    assert names[given - 1] == "batch", f"argument {given} is {names[given - 1]}"
+    for config in configs:
+        values = _triton_config(config).all_kwargs()
+        tuned = [name for name in values if name not in {"num_warps", "num_stages", "num_ctas"}]
+        assert sorted(tuned) == sorted(names[given:]), config
+        assert _grid(values)[0] % (PROBLEM.batch * PROBLEM.num_kv_heads) == 0
+
+
+def run_phase(arguments: argparse.Namespace) -> None:
+    """The body of a phase's process."""
+    values = json.loads(arguments.configs_file.read_text())
+    configs = [Config.of(TEMPLATE, value) for value in values]
+    phases: dict[str, Callable[[], dict[str, Any]]] = {
+        "ours": lambda: phase_ours(configs),
+        "serial": lambda: phase_serial(configs),
+        "search": lambda: phase_search(configs),
+        "compile_serial": lambda: phase_compile_serial(configs),
+        "compile_part": lambda: phase_compile_part(configs, arguments.part, arguments.parts),
+        "autotune": lambda: phase_autotune(configs, arguments.probed),
+        "winners": lambda: phase_winners(configs),
+    }
+    arguments.result.write_text(json.dumps(phases[arguments.phase]()))
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--configs", type=int, default=200, help="configs of the list")
+    parser.add_argument("--subset", type=int, default=16, help="configs that are compiled serially")
+    parser.add_argument("--full", action="store_true", help="triton.autotune on an empty cache")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--dry-run", action="store_true")
+    for name in ("--phase", "--part", "--parts", "--probed", "--result", "--configs-file"):
+        is_path = name in ("--result", "--configs-file")
+        kind = Path if is_path else str if name == "--phase" else int
+        parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Runs a phase, a dry run or the comparison."""
+    arguments = parse_arguments()
+    if arguments.phase:
+        run_phase(arguments)
+        return
+    report = dry_run(arguments) if arguments.dry_run else compare(arguments)
+    if report["is_dry_run"]:
+        print("DRY RUN: the figures below compare nothing.")
+    print_report(report)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
