@@ -111,6 +111,14 @@ class Problem(ABC):
     def compute_dtype(self) -> str:
         """The operand dtype whose peak rate bounds this problem (torch's name)."""
 
+    def check_sizes(self) -> None:
+        """Raises ``UsageError`` where an integer field is below 1 or no 32-bit integer."""
+        for name, value in self.as_dict().items():
+            if isinstance(value, int) and not isinstance(value, bool) and not 1 <= value < 2**31:
+                raise UsageError(
+                    f"{name}={value!r} of a {self.op} problem must be from 1 to 2147483647"
+                )
+
     def as_dict(self) -> dict[str, ParameterValue]:
         """Field values by name, in declaration order."""
         return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -5,6 +5,9 @@ Sources of the seeds: what serving frameworks hard-code (docs/paged_decode.md li
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
+
 from ..kernels.base import Config, ParameterValue
 from ..kernels.device import DeviceSpec
 from ..kernels.paged_decode import PagedDecodeProblem
@@ -22,7 +25,18 @@ MIN_DOT_ROWS = 16
 
 
 def triton_space(problem: PagedDecodeProblem, device: DeviceSpec) -> SearchSpace:
-    """The space of the Triton template."""
+    """The space of the Triton template.
+
+    Batch, page size and the number of KV heads do not shape it, so the problems of a workload share
+    the few spaces there are, and their enumeration.
+    """
+    group_size = problem.group_size
+    shape = replace(problem, batch=1, page_size=1, num_qo_heads=group_size, num_kv_heads=1)
+    return _triton_space(shape, device)
+
+
+@lru_cache(maxsize=16)
+def _triton_space(problem: PagedDecodeProblem, device: DeviceSpec) -> SearchSpace:
     max_heads = _max_block_h(problem)
     return SearchSpace(
         template="triton",

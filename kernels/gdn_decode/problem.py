@@ -50,9 +50,7 @@ class GdnDecodeProblem(Problem):
     """Whether q and k are normalised in the kernel."""
 
     def __post_init__(self) -> None:
-        for name, value in self.as_dict().items():
-            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
-                raise UsageError(f"{name}={value!r} of a gdn_decode problem must be at least 1")
+        self.check_sizes()
         _one_of("dtype", self.dtype, tuple(DTYPE_BYTES))
         _one_of("state_dtype", self.state_dtype, STATE_DTYPES)
         _one_of("state_layout", self.state_layout, STATE_LAYOUTS)

@@ -37,10 +37,7 @@ class PagedDecodeProblem(Problem):
     """Of q, the KV cache and the output: ``bfloat16`` or ``float16``."""
 
     def __post_init__(self) -> None:
-        for name in self.as_dict():
-            value = getattr(self, name)
-            if isinstance(value, int) and value < 1:
-                raise UsageError(f"{name}={value!r} of a paged_decode problem must be at least 1")
+        self.check_sizes()
         if self.dtype not in DTYPE_BYTES:
             allowed = ", ".join(DTYPE_BYTES)
             raise UsageError(f"dtype={self.dtype!r} of a paged_decode problem: one of {allowed}")

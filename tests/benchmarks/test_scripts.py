@@ -16,7 +16,11 @@ NEED_GPU = ["paged_decode.py", "gdn_decode.py"]
 
 def run(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, script, *arguments], capture_output=True, text=True, timeout=120
+        [sys.executable, script, *arguments],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=120,
     )
 
 

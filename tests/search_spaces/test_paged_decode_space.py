@@ -6,6 +6,7 @@ import itertools
 import random
 
 import pytest
+from tilescout.errors import UsageError
 from tilescout.kernels.paged_decode import PagedDecodeProblem
 from tilescout.search_spaces.paged_decode import triton_space
 
@@ -71,3 +72,15 @@ def test_no_split_of_a_sampled_config_is_without_a_tile(h200) -> None:
             assert config["num_splits"] * config["block_n"] <= problem.kv_len
         elif config["split_rule"] == "size":
             assert config["split_tokens"] % config["block_n"] == 0
+
+
+@pytest.mark.parametrize("kv_len", [0, -1, 2**31])
+def test_lengths_that_no_page_table_can_hold_are_refused(kv_len: int) -> None:
+    with pytest.raises(UsageError, match=rf"kv_len={kv_len} .* from 1 to 2147483647"):
+        PagedDecodeProblem(1, kv_len, 8, 2, 64, 16, "bfloat16")
+
+
+def test_problems_of_one_shape_share_a_space(h200) -> None:
+    first = PagedDecodeProblem(1, 1024, 32, 8, 128, 16, "bfloat16")
+    second = PagedDecodeProblem(64, 1024, 8, 2, 128, 256, "bfloat16")
+    assert triton_space(first, h200) is triton_space(second, h200)
