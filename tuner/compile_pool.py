@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from ..kernels import registry
 from ..kernels.base import Config, KernelSpec, Problem
 from .prediction.binary import read_facts
-from .process_pool import JobCrashedError, JobTimeoutError, WorkerPool
+from .process_pool import JobCrashedError, JobMemoryError, JobTimeoutError, WorkerPool
 from .records import BinaryFacts, TrialStatus
 
 __all__ = ["COMPILE_TIMEOUT_S", "CompilePool", "CompileResult", "default_num_workers"]
@@ -55,11 +55,16 @@ class CompilePool:
     """Processes that compile; a compiler that crashes or hangs costs one config."""
 
     def __init__(
-        self, num_workers: int | None = None, *, timeout_s: float = COMPILE_TIMEOUT_S
+        self,
+        num_workers: int | None = None,
+        *,
+        timeout_s: float = COMPILE_TIMEOUT_S,
+        memory_limit_bytes: int | None = None,
     ) -> None:
+        """Starts no process yet; ``memory_limit_bytes`` is of one, see ``WorkerPool``."""
         self.num_workers = num_workers or default_num_workers()
         self._timeout_s = timeout_s
-        self._pool = WorkerPool(self.num_workers)
+        self._pool = WorkerPool(self.num_workers, memory_limit_bytes=memory_limit_bytes)
 
     def submit(  # noqa: PLR0917  (a job is these six)
         self,
@@ -109,6 +114,9 @@ class CompilePool:
         except JobTimeoutError as error:
             reason = f"compiling {error}"
             return CompileResult(TrialStatus.TIMEOUT, reason, compile_s=self._timeout_s)
+        except JobMemoryError as error:
+            reason = f"compiling {error}"
+            return CompileResult(TrialStatus.OUT_OF_RESOURCES, reason, compile_s=elapsed_s)
         except JobCrashedError as error:
             return CompileResult(TrialStatus.CRASHED, _clip(str(error)), compile_s=elapsed_s)
 

@@ -35,8 +35,11 @@ class GpuWorker:
     Only ``close`` may come from another thread than the jobs.
     """
 
-    def __init__(self, *, setup_timeout_s: float = SETUP_TIMEOUT_S) -> None:
-        """Starts nothing yet."""
+    def __init__(
+        self, *, setup_timeout_s: float = SETUP_TIMEOUT_S, memory_limit_bytes: int | None = None
+    ) -> None:
+        """Starts nothing yet; ``memory_limit_bytes`` of host memory, see ``WorkerPool``."""
+        self._memory_limit_bytes = memory_limit_bytes
         self._task: Task | None = None
         self._setup_timeout_s = setup_timeout_s
         self._lock = threading.Lock()
@@ -101,7 +104,7 @@ class GpuWorker:
         with self._lock:
             if self._is_closed:
                 raise CancelledError
-            pool = self._pool = WorkerPool(1)
+            pool = self._pool = WorkerPool(1, memory_limit_bytes=self._memory_limit_bytes)
         assert self._task is not None, "take_on() comes before the first job"
         self._make_inputs(pool, self._task)
         return pool

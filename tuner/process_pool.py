@@ -28,7 +28,9 @@ from typing import Any, ParamSpec, TypeVar
 
 from pebble import ProcessExpired, ProcessPool
 
-__all__ = ["JobCrashedError", "JobTimeoutError", "WorkerPool"]
+from .memory_watch import MemoryWatch, memory_share
+
+__all__ = ["JobCrashedError", "JobMemoryError", "JobTimeoutError", "WorkerPool"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,6 +48,10 @@ class JobCrashedError(Exception):
     """The process of a job died; the text is how, and the last line it printed."""
 
 
+class JobMemoryError(JobCrashedError):
+    """The process of a job was killed because it took too much of the host's memory."""
+
+
 class WorkerPool:
     """Runs functions in worker processes, each job with its own time limit.
 
@@ -53,8 +59,21 @@ class WorkerPool:
     Workers import the module of the function, never the caller's ``__main__``.
     """
 
-    def __init__(self, num_workers: int, *, initializer: Callable[[], None] | None = None) -> None:
-        """Starts nothing yet; ``initializer`` runs first in every worker."""
+    def __init__(
+        self,
+        num_workers: int,
+        *,
+        initializer: Callable[[], None] | None = None,
+        memory_limit_bytes: int | None = None,
+    ) -> None:
+        """Starts no process yet.
+
+        Args:
+            num_workers: Processes.
+            initializer: Runs first in every worker.
+            memory_limit_bytes: Host memory of one worker, above which it is killed. Default: an
+                even part of most of the machine's.
+        """
         assert num_workers > 0
         self._num_workers = num_workers
         self._initializer = initializer
@@ -64,6 +83,9 @@ class WorkerPool:
         self._broken: list[ProcessPool] = []
         self._pool = self._new_pool()
         self._unfinished: set[Future[Any]] = set()
+        self._memory = MemoryWatch(
+            self._worker_pids, memory_limit_bytes or memory_share(num_workers)
+        )
 
     def submit(
         self, timeout_s: float | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
@@ -109,6 +131,7 @@ class WorkerPool:
                 return
             self._is_closed = True
             unfinished = tuple(self._unfinished)
+        self._memory.close()
         for pool in (*self._broken, self._pool):
             pool.stop()  # type: ignore[no-untyped-call]
             pool.join()
@@ -157,11 +180,19 @@ class WorkerPool:
         elif isinstance(error, BrokenProcessPool):
             future.set_exception(JobCrashedError(f"the worker pool broke: {error}"))
         elif isinstance(error, ProcessExpired):
-            future.set_exception(JobCrashedError(self._crash_reason(error)))
+            excess = self._memory.reason(int(error.pid))
+            crash = JobMemoryError(excess) if excess else JobCrashedError(self._crash_reason(error))
+            future.set_exception(crash)
         elif isinstance(error, TimeoutError) and "Task timeout" in error.args:
             future.set_exception(JobTimeoutError(f"took longer than {timeout_s:g} s"))
         else:
             future.set_exception(error)
+
+    def _worker_pids(self) -> list[int]:
+        """Processes that were started, by the logs they opened; some may be gone."""
+        with suppress(FileNotFoundError):
+            return [int(log.stem) for log in Path(self._logs.name).glob("*.log")]
+        return []
 
     def _crash_reason(self, error: ProcessExpired) -> str:
         code = int(error.exitcode)

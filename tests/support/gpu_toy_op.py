@@ -28,6 +28,14 @@ def count_kernel(counter, y):
     tl.store(y, tl.load(y) + seen.to(tl.float32))
 
 
+@triton.jit
+def wait_kernel(flag):
+    """Returns once the flag is set, which nobody does."""
+    seen = tl.load(flag, volatile=True)
+    while seen == 0:
+        seen = tl.load(flag, volatile=True)
+
+
 @dataclass(frozen=True)
 class GpuToyProblem(ToyProblem):
     """Floats to copy."""
@@ -61,6 +69,8 @@ class GpuToyLauncher:
         copy_kernel[(triton.cdiv(x.numel(), self._block),)](
             x, y, x.numel(), offset, BLOCK=self._block
         )
+        if self._behaviour == "loop":
+            wait_kernel[(1,)](self._counter)
         if self._behaviour == "stale_counter":
             count_kernel[(1,)](self._counter, y)
             self._launches += 1

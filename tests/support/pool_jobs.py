@@ -48,3 +48,9 @@ def hang_with_child(path: str) -> None:
 
 def fail() -> None:
     raise RuntimeError("no luck")
+
+
+def let_child_eat_memory(num_bytes: int) -> None:
+    """As a compiler whose assembler runs away."""
+    program = f"import time; eaten = b'x' * {num_bytes}; time.sleep(600)"
+    subprocess.run([sys.executable, "-c", program], check=True)

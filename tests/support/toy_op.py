@@ -66,6 +66,15 @@ def toy_time_us(config: Config) -> float:
     return time_us
 
 
+def eat_memory() -> None:
+    """Takes host memory until somebody stops it, or 6 GiB of it."""
+    eaten = []
+    for _ in range(96):
+        eaten.append(b"x" * 2**26)
+        time.sleep(0.01)
+    raise RuntimeError(f"nobody stopped a process that took {len(eaten) * 64} MiB")
+
+
 @dataclass(frozen=True)
 class ToySpec:
     """Compiles to nothing, or fails as ``behaviour`` says."""
@@ -81,6 +90,8 @@ class ToySpec:
             os._exit(11)
         if behaviour == "compile_hang":
             time.sleep(3600)
+        if behaviour == "compile_eat_memory":
+            eat_memory()
         return CompiledBinary(self.name, b"", 128, 1024 * int(self.config["num_stages"]), 0)
 
 
@@ -98,6 +109,8 @@ class ToyLauncher:
             os._exit(12)
         if behaviour == "hang":
             time.sleep(3600)
+        if behaviour == "eat_memory":
+            eat_memory()
         if behaviour == "nan":
             return
         outputs["y"].copy_(inputs["x"] * (3.0 if behaviour == "wrong" else 2.0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from tilescout.errors import DeviceError
 from tilescout.kernels.base import Config
@@ -52,6 +54,15 @@ def test_failure_costs_one_config(pool, toy, behaviour, status, reason):
     assert result.facts == ()
     assert result.compile_s >= 0
     assert after.result().status is TrialStatus.OK
+
+
+def test_a_compiler_that_eats_memory_is_killed(toy):
+    with CompilePool(1, timeout_s=60.0, memory_limit_bytes=2**30) as pool:
+        eaten = compile_toy(pool, toy, "compile_eat_memory").result()
+        assert compile_toy(pool, toy, "ok").result().status is TrialStatus.OK
+    assert eaten.status is TrialStatus.OUT_OF_RESOURCES
+    assert re.fullmatch(r"compiling took 1\.\d GiB of memory, above 1\.0 GiB", eaten.reason)
+    assert eaten.facts == ()
 
 
 def test_fault_that_is_not_the_configs_surfaces(pool, toy):

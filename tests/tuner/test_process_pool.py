@@ -13,7 +13,13 @@ from pathlib import Path
 import pool_jobs
 import pytest
 from tilescout.errors import UnknownNameError
-from tilescout.tuner.process_pool import JobCrashedError, JobTimeoutError, WorkerPool
+from tilescout.tuner.memory_watch import memory_share
+from tilescout.tuner.process_pool import (
+    JobCrashedError,
+    JobMemoryError,
+    JobTimeoutError,
+    WorkerPool,
+)
 
 
 @pytest.fixture
@@ -85,6 +91,20 @@ def test_hang_is_killed_with_its_children(pool, tmp_path):
         hang.result()
     wait_until_gone(*read_pids(pids, 2))
     assert pool.submit(30, pool_jobs.add, 1, b=1).result() == 2
+
+
+def test_memory_of_a_program_that_a_job_started_counts():
+    limit = 2**29
+    with WorkerPool(1, memory_limit_bytes=limit) as pool:
+        greedy = pool.submit(60, pool_jobs.let_child_eat_memory, 2 * limit)
+        with pytest.raises(JobMemoryError, match=r"GiB of memory, above 0\.5 GiB"):
+            greedy.result()
+        assert pool.submit(30, pool_jobs.add, 1, b=1).result() == 2
+
+
+def test_workers_share_the_memory_and_get_what_a_compiler_needs():
+    assert memory_share(1) >= memory_share(2) >= 2 * 2**30
+    assert memory_share(10_000) == 2 * 2**30
 
 
 def test_idle_worker_that_dies_is_replaced(pool):

@@ -26,7 +26,7 @@ from ..compile_pool import COMPILE_TIMEOUT_S, CompilePool, CompileResult, defaul
 from ..environment import warn_if_busy
 from ..gpu_worker import GpuWorker
 from ..measure import MeasureSettings
-from ..process_pool import JobCrashedError, JobTimeoutError
+from ..process_pool import JobCrashedError, JobMemoryError, JobTimeoutError
 from ..records import Evaluation, MeasurementPolicy, Provenance, TrialStatus
 from ..worker import Outcome, Task
 
@@ -249,6 +249,8 @@ class MeasureEvaluator:
             outcome = self._gpu.run(self._run_timeout_s, job, config, *args)
         except JobTimeoutError as error:
             outcome = Outcome(TrialStatus.TIMEOUT, f"running {error}")
+        except JobMemoryError as error:
+            outcome = Outcome(TrialStatus.OUT_OF_RESOURCES, f"running {error}")
         except JobCrashedError as error:
             outcome = Outcome(TrialStatus.CRASHED, str(error)[:_MAX_REASON])
         else:

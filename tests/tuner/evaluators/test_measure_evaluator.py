@@ -119,6 +119,19 @@ def test_a_hang_costs_its_time_limit(outcomes: Mapping[str, Evaluation]) -> None
     assert 3.0 <= outcomes["hang"].measure_s < 15.0
 
 
+def test_a_launch_that_eats_host_memory_is_killed(toy: Any, h200: DeviceSpec) -> None:
+    # torch alone holds several hundred MiB in the worker.
+    with (
+        closing(GpuWorker(memory_limit_bytes=2 * 2**30)) as gpu,
+        evaluator_for(toy, h200, gpu=gpu) as evaluator,
+    ):
+        greedy, good = config(behaviour="eat_memory"), config()
+        ended = run_all(evaluator, [greedy, good])
+    assert ended[greedy].status is TrialStatus.OUT_OF_RESOURCES
+    assert "GiB of memory, above 2.0 GiB" in ended[greedy].reason
+    assert ended[good].status is TrialStatus.OK
+
+
 def test_clearly_slower_than_the_best_known_is_pruned(toy: Any, h200: DeviceSpec) -> None:
     with evaluator_for(toy, h200, best_us=0.01) as evaluator:
         (evaluation,) = run_all(evaluator, [config()]).values()

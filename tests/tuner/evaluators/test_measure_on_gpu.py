@@ -99,6 +99,18 @@ def test_an_illegal_access_costs_one_trial(evaluator_for: Any) -> None:
     assert good.max_abs_error == 0.0
 
 
+def test_a_kernel_that_never_ends_costs_its_time_limit(evaluator_for: Any) -> None:
+    evaluator = evaluator_for(MIB, run_timeout_s=8.0)
+    assert evaluate(evaluator, config()).status is TrialStatus.OK
+    endless = evaluate(evaluator, config(behaviour="loop"))
+    assert endless.status is TrialStatus.TIMEOUT
+    assert "longer than 8 s" in endless.reason
+    assert 8.0 <= endless.measure_s < 30.0
+    good = evaluate(evaluator, config(block=2048))
+    assert good.status is TrialStatus.OK
+    assert good.max_abs_error == 0.0
+
+
 def test_running_out_of_memory_is_a_status_and_the_worker_lives_on(evaluator_for: Any) -> None:
     evaluator = evaluator_for(MIB)
     full = evaluate(evaluator, config(behaviour="out_of_memory"))
