@@ -16,6 +16,8 @@ from .occupancy import HARDWARE
 __all__ = ["BlockWork"]
 
 _REGISTER_BYTES = 4
+_WIDEST_ACCESS_BYTES = 16
+_PLAIN_ACCESSES = ("load_global", "store_global")
 
 
 @dataclass(frozen=True)
@@ -50,16 +52,21 @@ class BlockWork:
         """Passes of the streaming loop: what its bytes ask for or its matrix instructions.
 
         Either can be too few: blocks may share bytes through the cache, warps may repeat each
-        other's matrix instructions.
+        other's matrix instructions. Bytes that plain loads and stores around the loop can move
+        ask for no passes: a kernel may load all it needs before one. (Asynchronous copies ahead of
+        a loop are the start of its pipeline.)
         """
         if not self.loop_bytes:
             return 1.0
+        by_bytes = self.bytes_moved / self.loop_bytes
+        if not self._is_asynchronous and self.bytes_moved <= self._bytes_around_loop:
+            by_bytes = 1.0
         by_flops = 0.0
         num_mma = self.facts.instruction_mix.get("mma", 0)
         flops_of_a_pass = num_mma * self._num_warps * flops_per_warp(self.facts.mma_kind)
         if flops_of_a_pass:
             by_flops = self.flops / flops_of_a_pass
-        return max(1.0, self.bytes_moved / self.loop_bytes, by_flops)
+        return max(1.0, by_bytes, by_flops)
 
     @property
     def bytes_taken_in(self) -> float:
@@ -112,6 +119,13 @@ class BlockWork:
     @property
     def _is_asynchronous(self) -> bool:
         return self.facts.instruction_mix.get("async_copy", 0) > 0
+
+    @property
+    def _bytes_around_loop(self) -> int:
+        """Most that the loads and stores outside the loop can move, each run once."""
+        mix = self.facts.instruction_mix
+        count = sum(mix.get(name, 0) for name in _PLAIN_ACCESSES)
+        return count * _WIDEST_ACCESS_BYTES * self.facts.threads_per_block - self.loop_bytes
 
     @property
     def _num_warps(self) -> int:

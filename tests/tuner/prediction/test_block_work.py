@@ -70,6 +70,17 @@ def test_either_count_of_passes_may_be_too_low(estimate):
     assert work.num_instructions == pytest.approx(4 * (1000 + 9 * 400))
 
 
+def test_bytes_that_the_code_around_the_loop_can_move_ask_for_no_passes():
+    """As in a recurrent step: the state is loaded before the loop over tokens and stored after."""
+    mix = {"load_global": 20, "store_global": 16}
+    facts = replace(FACTS, mma_kind="none", instruction_mix=mix, loop_load_bytes=8)
+    around_the_loop = (36 * 16 - 8) * 128
+    fits = replace(ESTIMATE, bytes_moved=4 * around_the_loop)
+    assert BlockWork(fits, facts).num_passes == 1
+    more = replace(ESTIMATE, bytes_moved=4 * around_the_loop + 4)
+    assert BlockWork(more, facts).num_passes > around_the_loop / (8 * 128)
+
+
 def test_code_without_widths_is_counted_once_and_takes_in_what_it_moves():
     work = BlockWork(ESTIMATE, replace(FACTS, loop_load_bytes=0, loop_instructions=0))
     assert work.num_passes == 1
