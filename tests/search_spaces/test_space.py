@@ -100,3 +100,42 @@ def test_fingerprint_ignores_order_and_sees_values() -> None:
         "t", (ordered("a", 1, 2), categorical("mode", "x")), (), small_space().default
     )
     assert changed.fingerprint() != small_space().fingerprint()
+
+
+def huge_space(*, is_tight: bool = False) -> SearchSpace:
+    """10^9 configs before constraints; tight ones leave a diagonal and its surroundings."""
+    names = "abcdefghi"
+
+    def near(config: Config) -> str | None:
+        values = [int(config[name]) for name in names]
+        return "uneven" if max(values) - min(values) > 1 else None
+
+    return SearchSpace(
+        template="t",
+        parameters=tuple(ordered(name, *range(10)) for name in names),
+        constraints=(Constraint("near", near),) if is_tight else (),
+        default=Config.of("t", dict.fromkeys(names, 5)),
+    )
+
+
+@pytest.mark.parametrize("is_tight", [False, True], ids=["loose", "tight"])
+def test_huge_space_is_sampled_and_never_enumerated(is_tight, monkeypatch):
+    space = huge_space(is_tight=is_tight)
+
+    def refuse(self):
+        raise AssertionError("enumerated")
+
+    monkeypatch.setattr(SearchSpace, "_product", refuse)
+    assert not space.is_enumerated
+    assert space.count() == space.product_size() == 10**9
+    sampled = {space.sample(random.Random(seed)) for seed in range(20)}
+    assert all(space.check(config) is None for config in sampled)
+    assert len(sampled) > 15
+
+
+def test_space_with_too_many_valid_configs_is_not_held(monkeypatch):
+    monkeypatch.setattr("tilescout.search_spaces.space.MAX_ENUMERATED", 10)
+    space = small_space(100)
+    assert not space.is_enumerated
+    assert space.count() == space.product_size()
+    assert set(space) == brute_force(100)

@@ -1,39 +1,84 @@
-"""What a search tries before it searches: the default, hand-picked seeds, foreign winners."""
+"""What a search tries before it searches: the default, hand-picked seeds, foreign winners.
+
+A foreign winner can mislead, so there are few of them, and the sampler keeps half of its start for
+fresh configs whatever comes first.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 
 from ...kernels.base import Config, Problem
 from ...search_spaces.space import JointSpace
+from ..records import Provenance, StudyKey, TrialStatus
 from ..store import Store
-from ..store.records import StudyRecord
+from ..store.records import StudyRecord, WinnerRecord
 
-__all__ = ["MAX_FOREIGN_WINNERS", "problem_distance", "starting_points"]
+__all__ = ["MAX_FOREIGN_WINNERS", "problem_distance", "starting_points", "winner_distance"]
 
 MAX_FOREIGN_WINNERS = 8
+
+_SIBLING_OCTAVES = 1.0
+"""What another SKU of the same compute capability counts like in octaves of the problem."""
+_STRANGER_OCTAVES = 4.0
+"""The same for another compute capability."""
 
 
 def starting_points(space: JointSpace, store: Store, study: StudyRecord) -> list[Config]:
     """Configs to try first, without repeats.
 
-    The defaults of all templates, the seeds, then what won the nearest problems of the same
-    operation on the same SKU, as far as it is valid here.
+    The defaults of all templates and the seeds; then the winners of the same operation nearest
+    first, be it another problem on this SKU or a measured one on another SKU; then, as far as there
+    is room among the foreign ones, the finalists behind the nearest winners.
     """
-    key = study.key
-    foreign = [
-        winner
-        for winner in store.winners(op=key.problem.op, skus=[key.device.sku])
-        if winner.study.study_id != study.study_id
-    ]
-    foreign.sort(key=lambda w: (problem_distance(key.problem, w.study.key.problem), -w.winner_id))
-    winners = dict.fromkeys(
-        winner.trial.evaluation.config
-        for winner in foreign
-        if space.check(winner.trial.evaluation.config) is None
+    foreign = sorted(
+        (
+            winner
+            for winner in store.winners(op=study.key.problem.op)
+            if winner.study.study_id != study.study_id and _counts(winner, study.key)
+        ),
+        key=lambda winner: (winner_distance(study.key, winner.study.key), -winner.winner_id),
     )
     own = list(space.valid_seeds())
-    return own + [c for c in list(winners)[:MAX_FOREIGN_WINNERS] if c not in own]
+    taken: list[Config] = []
+    for config in _configs(foreign, store):
+        if len(taken) == MAX_FOREIGN_WINNERS:
+            break
+        if config not in own and config not in taken and space.check(config) is None:
+            taken.append(config)
+    return own + taken
+
+
+def _counts(winner: WinnerRecord, mine: StudyKey) -> bool:
+    """Whether the winner says something: a prediction for another SKU does not."""
+    theirs = winner.study.key
+    return theirs.device.sku == mine.device.sku or theirs.provenance is Provenance.MEASURED
+
+
+def _configs(winners: Iterable[WinnerRecord], store: Store) -> Iterator[Config]:
+    """All winners in order, then their other finalists, winner after winner."""
+    ordered = list(winners)
+    yield from (winner.trial.evaluation.config for winner in ordered)
+    # Behind a winner the best that its study found come close; more would not be taken anyway.
+    for winner in ordered[:MAX_FOREIGN_WINNERS]:
+        trials = {trial.trial_id: trial for trial in store.trials(winner.study.study_id)}
+        for trial_id in winner.finals:
+            trial = trials.get(trial_id)
+            if trial is not None and trial.evaluation.status is TrialStatus.OK:
+                yield trial.evaluation.config
+
+
+def winner_distance(mine: StudyKey, other: StudyKey) -> tuple[int, float]:
+    """How far a winner of ``other`` is from a study of ``mine``: its problem and its SKU.
+
+    Number of static fields that differ, then octaves: those of the problems, and some for the SKU.
+    """
+    num_static, octaves = problem_distance(mine.problem, other.problem)
+    if mine.device.sku != other.device.sku:
+        same = mine.device.compute_capability == other.device.compute_capability
+        octaves += _SIBLING_OCTAVES if same else _STRANGER_OCTAVES
+    return num_static, octaves
 
 
 def problem_distance(mine: Problem, other: Problem) -> tuple[int, float]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -44,32 +46,37 @@ class StoppingRule:
 
 @dataclass(frozen=True)
 class GainRule:
-    """Ends a search whose best configs crowd together: what is left to gain is in the noise.
+    """Ends a search that has waited for a gain longer than the space's spread is worth.
 
-    Where many different configs are as fast as the best within the noise, the lower end of the
-    distribution of times has been reached, and one more step would not show. Where the best stands
-    alone, the tail is still open and the search goes on, however long nothing better was found.
+    What a search can still win is judged by what it has won: the distance from a middling config
+    of its start to its best, in steps of the noise. In a flat space that is a few steps, and a
+    short wait shows that none is left; where configs differ by factors it is many, and the rule
+    stays silent however flat the surroundings of the best are.
     """
 
     min_trials: int = 40
     """Trials that worked before the rule may speak."""
-    patience: int = 20
-    """Trials since the last gain beyond the noise."""
-    num_crowded: int = 8
-    """Configs, the best included, that must lie within the tolerance."""
+    num_start: int = 20
+    """Trials at the start whose median is the middling config."""
+    trials_per_step: float = 4.0
+    """Trials without a gain for each step of noise that the search has won."""
     tolerance: float = 0.01
     """Least relative difference in time that counts as a gain, however quiet the machine."""
 
-    def is_met(self, evaluations: list[Evaluation]) -> bool:
+    def is_met(self, evaluations: Sequence[Evaluation]) -> bool:
         """Whether a search with these trials, in order, may end."""
         timings = [e.timing for e in evaluations if e.status is TrialStatus.OK and e.timing]
         if len(timings) < self.min_trials:
             return False
-        best = min(timings, key=lambda timing: timing.median_us)
-        limit = best.median_us * (1.0 + max(self.tolerance, _noise(best)))
-        num_crowded = sum(timing.median_us <= limit for timing in timings)
-        earlier = [timing.median_us for timing in timings[: -self.patience]]
-        return num_crowded >= self.num_crowded and min(earlier, default=math.inf) <= limit
+        times_us = [timing.median_us for timing in timings]
+        best_us = min(times_us)
+        # That of a middling trial: one disturbed measurement must not end a search.
+        noise = max(self.tolerance, statistics.median(map(_noise, timings)))
+        middling_us = statistics.median(times_us[: self.num_start])
+        num_steps = max(1.0, math.log(middling_us / best_us) / noise)
+        limit_us = best_us * (1.0 + noise)
+        last_gain = next(i for i, time_us in enumerate(times_us) if time_us <= limit_us)
+        return len(times_us) - 1 - last_gain >= self.trials_per_step * num_steps
 
 
 def _noise(timing: Timing) -> float:

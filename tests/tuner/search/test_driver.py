@@ -7,15 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import toy_study
 from formula_evaluator import FormulaEvaluator, RecordingListener
 from tilescout.kernels.base import Config
 from tilescout.search_spaces.registry import joint_space
-from tilescout.tuner.records import TrialStatus
+from tilescout.tuner.records import Provenance, TrialStatus
 from tilescout.tuner.search.driver import failure_summary
 from tilescout.tuner.search.starting_points import MAX_FOREIGN_WINNERS, starting_points
+from tilescout.tuner.search.stopping import GainRule
 from tilescout.tuner.store import Store
 from toy_study import search_toy, toy_key
 
@@ -200,33 +202,87 @@ def test_finalist_that_fails_the_finals_does_not_win(store, h200, toy, space):
     assert winner.trial.evaluation.config != optimum
 
 
-def test_winners_of_neighbours_are_tried_after_the_seeds_nearest_first(store, h200, toy, space):
-    winners = {
-        size: search_toy(store, h200, size=size, num_trials=20 + size % 7, seed=size)
-        for size in (128, 4096)
-    }
-    study = store.study(toy_key(h200, toy.ToyProblem(size=64)), seed=0)
+def decided(store, device, config, **key_changes):
+    """A study of one trial, which won."""
+    problem = key_changes.pop("problem")
+    study = store.study(toy_key(device, problem, **key_changes), seed=0)
+    evaluator = FormulaEvaluator(provenance=study.key.provenance)
+    store.decide(
+        study.study_id, [store.add_trial(study.study_id, evaluator.evaluate(config)).evaluation]
+    )
+
+
+def foreign(space, store, study) -> list[Config]:
     points = starting_points(space, store, study)
     seeds = space.valid_seeds()
     assert tuple(points[: len(seeds)]) == seeds
-    foreign = [winners[size].trial.evaluation.config for size in (128, 4096)]
-    assert points[len(seeds) :] == [c for c in dict.fromkeys(foreign) if c not in seeds]
+    return points[len(seeds) :]
 
 
-def test_foreign_winners_are_few_valid_and_of_the_same_sku(store, h200, toy, space):
-    other = toy_study.toy_device()
-    search_toy(store, other, size=128, num_trials=30)
-    study = store.study(toy_key(h200, toy.ToyProblem(size=64)), seed=0)
-    assert starting_points(space, store, study) == list(space.valid_seeds())
+@pytest.fixture
+def mine(store, h200, toy):
+    return store.study(toy_key(h200, toy.ToyProblem(size=64)), seed=0)
 
+
+def test_foreign_winners_come_nearest_first(store, h200, toy, space, mine):
+    configs = [c for c in space if c not in space.valid_seeds()]
+    sibling = replace(h200, sku="h100", num_sms=100)
+    stranger = replace(h200, sku="b200", compute_capability=(10, 0))
+    for device, size, config in (
+        (stranger, 64, configs[3]),
+        (h200, 4096, configs[4]),
+        (h200, 128, configs[1]),
+        (sibling, 128, configs[2]),
+        (h200, 65, configs[0]),
+    ):
+        decided(store, device, config, problem=toy.ToyProblem(size=size))
+    assert foreign(space, store, mine) == configs[:5]
+
+
+def test_foreign_winners_are_few(store, h200, toy, space, mine):
     configs = [c for c in space if c not in space.valid_seeds()]
     for index, config in enumerate(configs[: MAX_FOREIGN_WINNERS + 3]):
-        neighbour = store.study(toy_key(h200, toy.ToyProblem(size=65 + index)), seed=0)
-        evaluation = FormulaEvaluator().evaluate(config)
-        store.add_trial(neighbour.study_id, evaluation)
-        store.decide(neighbour.study_id, [evaluation])
-    points = starting_points(space, store, study)
-    assert points[len(space.valid_seeds()) :] == configs[:MAX_FOREIGN_WINNERS]
+        decided(store, h200, config, problem=toy.ToyProblem(size=65 + index))
+    assert foreign(space, store, mine) == configs[:MAX_FOREIGN_WINNERS]
+
+
+def test_prediction_for_another_sku_says_nothing(store, h200, toy, space, mine):
+    configs = [c for c in space if c not in space.valid_seeds()]
+    problem = toy.ToyProblem(size=128)
+    predicted = {"problem": problem, "provenance": Provenance.PREDICTED}
+    decided(store, replace(h200, sku="h100"), configs[0], **predicted)
+    assert foreign(space, store, mine) == []
+    decided(store, h200, configs[1], **predicted)
+    assert foreign(space, store, mine) == [configs[1]]
+
+
+def test_finalists_fill_what_winners_leave(store, h200, toy, space, mine):
+    winner = search_toy(store, h200, size=128, num_trials=30, num_finalists=5)
+    trials = {t.trial_id: t for t in store.trials(winner.study.study_id)}
+    finalists = [trials[trial_id].evaluation.config for trial_id in winner.finals]
+    assert len(finalists) > 2
+    assert foreign(space, store, mine) == [c for c in finalists if c not in space.valid_seeds()]
+
+
+def test_winner_that_is_not_valid_here_is_left_out(store, h200, toy, space, mine):
+    invalid = space.default.replace(block_n=256, num_stages=4)
+    assert space.check(invalid) is not None
+    decided(store, h200, invalid, problem=toy.ToyProblem(size=128))
+    assert foreign(space, store, mine) == []
+
+
+def test_search_without_a_gain_ends_and_stays_ended(store, h200, toy, monkeypatch):
+    monkeypatch.setattr("formula_evaluator.toy_time_us", lambda config: 5.0)
+    gain = GainRule(min_trials=10)
+    evaluator = FormulaEvaluator(capacity=1)
+    winner = search_toy(store, h200, evaluator=evaluator, num_trials=60, gain=gain)
+    assert len(evaluator.evaluated) == 10
+    again = FormulaEvaluator()
+    second = search_toy(store, h200, evaluator=again, num_trials=60, gain=gain)
+    assert second.winner_id == winner.winner_id
+    assert again.evaluated == []
+    search_toy(store, h200, evaluator=again, num_trials=20)
+    assert len(again.evaluated) == 10
 
 
 def test_killed_process_loses_no_trial_and_repeats_none(toy, tmp_path):

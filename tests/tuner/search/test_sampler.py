@@ -171,3 +171,99 @@ def test_nearest_goes_to_another_template_when_one_is_used_up():
     for config in part("t"):
         untried.remove(config)
     assert untried.nearest(part("s").default, random.Random(0)) is None
+
+
+def huge_space() -> JointSpace:
+    """Two templates, 10^9 configs each before a constraint."""
+
+    def part(template: str) -> SearchSpace:
+        return SearchSpace(
+            template=template,
+            parameters=tuple(ordered(name, *range(10)) for name in "abcdefghi"),
+            constraints=(
+                Constraint("sum", lambda c: "too much" if int(c["a"]) + int(c["b"]) > 12 else None),
+            ),
+            default=Config.of(template, dict.fromkeys("abcdefghi", 1)),
+        )
+
+    return JointSpace((part("s"), part("t")))
+
+
+@pytest.mark.parametrize("name", sampler_names())
+def test_huge_space_is_searched_without_enumerating_it(name, monkeypatch):
+    def refuse(self):
+        raise AssertionError("enumerated")
+
+    monkeypatch.setattr(SearchSpace, "_product", refuse)
+    space = huge_space()
+    sampler = sampler_of(space, seed=0, name=name, first=[space.default])
+    best: list[float] = []
+    asked = []
+    for _ in range(60):
+        (config,) = sampler.ask(1)
+        assert space.check(config) is None
+        asked.append(config)
+        time_us = 1.0 + sum(abs(int(config[p]) - 7) for p in "abcdefghi")
+        time_us += 5.0 * (config.template == "s")
+        best.append(min([time_us, *best[-1:]]))
+        sampler.tell(
+            Evaluation(config, TrialStatus.OK, Provenance.MEASURED, timing=timing(time_us))
+        )
+    assert asked[0] == space.default
+    assert len(set(asked)) == 60
+    if name != "random":
+        assert best[-1] < 0.85 * best[11]
+
+
+def test_the_optuna_study_holds_every_trial_as_it_ran():
+    sampler = sampler_of(TWO_TEMPLATES, seed=0, num_trials=30, first=[TWO_TEMPLATES.default])
+    asked = []
+    for _ in range(30):
+        asked += sampler.ask(1)
+        sampler.tell(told(asked[-1]))
+    trials = sampler.study.trials
+    assert len(trials) == len(asked) == 30
+    for trial, config in zip(trials, asked, strict=True):
+        assert trial.params["template"] == config.template
+        prefix = f"{config.template}."
+        assert {name.removeprefix(prefix) for name in trial.params} == {
+            "template",
+            *config.as_dict(),
+        }
+        assert trial.params[f"{prefix}mode"] == config["mode"]
+
+
+def test_start_is_half_fresh_however_much_comes_first():
+    space = large_space()
+    first = [c for c in space if int(c["a"]) + int(c["b"]) + int(c["c"]) < 4][:18]
+    sampler = sampler_of(space, seed=0, num_trials=200, first=first)
+    asked = []
+    for _ in range(28):
+        (config,) = sampler.ask(1)
+        asked.append(config)
+        # All but the first are failures, so nothing could draw the search to where it went.
+        fate = TrialStatus.OK if config == first[0] else TrialStatus.CRASHED
+        sampler.tell(
+            Evaluation(config, fate, Provenance.MEASURED, timing=timing(1.0))
+            if fate is TrialStatus.OK
+            else Evaluation(config, fate, Provenance.MEASURED, "no luck")
+        )
+    assert asked[:18] == first
+    fresh = asked[18:]
+    distances = [sum(int(config[name]) for name in "abc") for config in fresh]
+    assert statistics.mean(distances) > 10
+
+
+def test_batch_in_flight_is_diverse():
+    """Asked for many at once, as a compile pool does, it does not repeat or crowd."""
+    space = large_space()
+    sampler = sampler_of(space, seed=0, num_trials=60)
+    for config in sampler.ask(12):
+        time_us = 1.0 + int(config["a"])
+        sampler.tell(
+            Evaluation(config, TrialStatus.OK, Provenance.MEASURED, timing=timing(time_us))
+        )
+    batch = sampler.ask(24)
+    assert len(set(batch)) == 24
+    assert len({config["b"] for config in batch}) > 4
+    assert len({config["c"] for config in batch}) > 4
