@@ -263,6 +263,14 @@ class KernelTemplate(ABC):
     ) -> tuple[LaunchEstimate, ...]:
         """One estimate a launch, in launch order."""
 
+    def launch_key(self, problem: Any, config: Config) -> str | None:
+        """Text that is equal for two configs only if they launch their kernels in the same way.
+
+        Same grids, same arguments, same scratch: where their binaries are equal too, one
+        measurement serves both. None: the template does not say.
+        """
+        return None
+
     @abstractmethod
     def source_hash(self) -> str:
         """Hash of the syntax trees of the template's modules, comments and layout left out."""

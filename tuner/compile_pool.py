@@ -6,14 +6,16 @@ compiled; this module keeps nothing.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from ..kernels import registry
-from ..kernels.base import Config, KernelSpec, Problem
+from ..kernels.base import CompiledBinary, Config, KernelSpec, Problem
 from .prediction.binary import read_facts
 from .process_pool import JobCrashedError, JobMemoryError, JobTimeoutError, WorkerPool
 from .records import BinaryFacts, TrialStatus
@@ -44,6 +46,8 @@ class CompileResult:
     facts: tuple[BinaryFacts, ...] = ()
     """One a kernel, in the order of ``KernelTemplate.kernel_specs``; empty unless ok."""
     compile_s: float = 0.0
+    digest: str | None = None
+    """Equal for configs whose kernels are equal bit for bit; None without device code."""
 
 
 def default_num_workers() -> int:
@@ -129,12 +133,15 @@ def compile_config(  # noqa: PLR0917  (the job of ``CompilePool.submit``)
     specs = registry.template(op_name, template).kernel_specs(problem, config)
     start = time.monotonic()
     facts: list[BinaryFacts] = []
+    digests: list[str | None] = []
     for spec in specs:
         result = _compile_kernel(spec, arch)
         facts.extend(result.facts)
+        digests.append(result.digest)
         if result.status is not TrialStatus.OK:
             return replace(result, facts=(), compile_s=time.monotonic() - start)
-    return CompileResult(TrialStatus.OK, facts=tuple(facts), compile_s=time.monotonic() - start)
+    elapsed_s = time.monotonic() - start
+    return CompileResult(TrialStatus.OK, "", tuple(facts), elapsed_s, _joined(digests))
 
 
 def _compile_kernel(spec: KernelSpec, arch: int) -> CompileResult:
@@ -146,7 +153,21 @@ def _compile_kernel(spec: KernelSpec, arch: int) -> CompileResult:
         is_resource = _OUT_OF_RESOURCES.search(f"{type(error).__name__} {error}") is not None
         status = TrialStatus.OUT_OF_RESOURCES if is_resource else TrialStatus.COMPILE_ERROR
         return CompileResult(status, reason)
-    return CompileResult(TrialStatus.OK, facts=(read_facts(binary),))
+    return CompileResult(TrialStatus.OK, facts=(read_facts(binary),), digest=_digest(binary))
+
+
+def _digest(binary: CompiledBinary) -> str | None:
+    """Hash of the code and of what a launch takes from the compiler."""
+    if not binary.cubin:
+        return None
+    resources = (binary.threads_per_block, binary.smem_bytes, binary.tmem_columns)
+    return hashlib.sha256(binary.cubin + repr((binary.kernel, resources)).encode()).hexdigest()
+
+
+def _joined(digests: Sequence[str | None]) -> str | None:
+    """One digest for all kernels of a config, None where one of them has none."""
+    known = [digest for digest in digests if digest is not None]
+    return " ".join(known) if known and len(known) == len(digests) else None
 
 
 def short_reason(error: BaseException) -> str:

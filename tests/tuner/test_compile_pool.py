@@ -6,7 +6,7 @@ import re
 
 import pytest
 from tilescout.errors import DeviceError
-from tilescout.kernels.base import Config
+from tilescout.kernels.base import CompiledBinary, Config
 from tilescout.tuner.compile_pool import CompilePool, compile_config, short_reason
 from tilescout.tuner.records import TrialStatus
 
@@ -114,3 +114,21 @@ def test_reason_is_the_line_that_says_most():
     assert "\n" not in reason
     assert len(short_reason(RuntimeError("x" * 1000))) == 200
     assert short_reason(AssertionError()) == "AssertionError"
+
+
+def test_digest_is_of_code_and_resources(toy, monkeypatch):
+    made = {"a": (b"code", 128), "b": (b"code", 128), "c": (b"code", 256), "d": (b"", 128)}
+
+    def compile_made(self, arch):
+        cubin, threads = made[self.config["behaviour"]]
+        return CompiledBinary(self.name, cubin, threads, 0, 0)
+
+    monkeypatch.setattr(toy.ToySpec, "compile", compile_made)
+    monkeypatch.setattr("tilescout.tuner.compile_pool.read_facts", lambda binary: None)
+    problem = toy.ToyProblem(size=64)
+    digests = {
+        name: compile_config("toy", toy.MODULE, "triton", problem, toy_config(name), 90).digest
+        for name in made
+    }
+    assert digests["a"] == digests["b"] != digests["c"]
+    assert digests["d"] is None

@@ -36,6 +36,9 @@ RUN_TIMEOUT_S = 60.0
 _QUEUED_FOR_GPU = 2
 _MAX_REASON = 200
 
+_REPEATED = frozenset({TrialStatus.OK, TrialStatus.INCORRECT, TrialStatus.UNREPEATABLE})
+"""What the same code and launch will show again."""
+
 _R = TypeVar("_R", bound="CompilePool | GpuWorker")
 
 _log = logging.getLogger(__name__)
@@ -108,9 +111,11 @@ class MeasureEvaluator:
         self._gpu.take_on(task)
         self.capacity = self._compilers.num_workers + _QUEUED_FOR_GPU
         self._in_flight = 0
-        self._ready: queue.Queue[Evaluation | None] = queue.Queue()
+        self._ready: queue.Queue[tuple[Evaluation, str | None] | None] = queue.Queue()
         self._done: queue.Queue[Evaluation | BaseException] = queue.Queue()
         self._known: dict[Config, Evaluation] = {}
+        self._twins: dict[tuple[str, str, str], Evaluation] = {}
+        """What was found of a template's code and launch; see ``_code``."""
         self.busy_s = 0.0
         """Time that the GPU worker held the GPU: verifying, warming up, timing."""
         self.num_disturbed = 0
@@ -223,23 +228,46 @@ class MeasureEvaluator:
         if error is not None:
             self._done.put(error)
         elif job.result().status is TrialStatus.OK:
-            self._ready.put(_compiled_evaluation(config, job.result()))
+            self._ready.put((_compiled_evaluation(config, job.result()), job.result().digest))
         else:
             self._done.put(_compiled_evaluation(config, job.result()))
 
     def _feed_gpu(self) -> None:
         """Evaluates what is ready, one config after the other; the body of the feeder thread."""
-        while (compiled := self._ready.get()) is not None:
+        while (ready := self._ready.get()) is not None:
+            compiled, digest = ready
             try:
-                outcome = self._run(worker.evaluate, compiled.config, self._best_us)
+                ended = self._evaluate(compiled, digest)
             except BaseException as error:  # whatever it is, the caller must see it
                 self._done.put(error)
                 continue
-            ended = _with_outcome(compiled, outcome)
             if ended.status is TrialStatus.OK and ended.time_us is not None:
                 self._known[ended.config] = ended
                 self._best_us = min(self._best_us or ended.time_us, ended.time_us)
             self._done.put(ended)
+
+    def _evaluate(self, compiled: Evaluation, digest: str | None) -> Evaluation:
+        """Runs the config, or takes over what its twin showed: same code, launched the same way."""
+        code = self._code(compiled.config, digest)
+        twin = self._twins.get(code) if code else None
+        if twin is not None:
+            _log.debug("%s is the same code and launch as %s", compiled.config, twin.config)
+            return replace(
+                twin, config=compiled.config, compile_s=compiled.compile_s, measure_s=0.0
+            )
+        outcome = self._run(worker.evaluate, compiled.config, self._best_us)
+        ended = _with_outcome(compiled, outcome)
+        if code and ended.status in _REPEATED:
+            self._twins[code] = ended
+        return ended
+
+    def _code(self, config: Config, digest: str | None) -> tuple[str, str, str] | None:
+        """Equal for configs that do exactly the same; None where that is not known."""
+        if digest is None:
+            return None
+        template = registry.template(self._problem.op, config.template)
+        launch = template.launch_key(self._problem, config)
+        return None if launch is None else (config.template, digest, launch)
 
     def _run(self, job: Callable[..., Outcome], config: Config, *args: object) -> Outcome:
         """Runs a job on one config in the GPU worker; its death is the config's outcome."""
