@@ -49,7 +49,7 @@ class MeasureSettings:
     warmup_us: float = 10_000.0
     min_samples: int = MIN_SAMPLES
     max_samples: int = 40
-    interval_half_width: float = 0.005
+    interval_half_width: float = 0.01
     """Enough is known once the interval of the median is this narrow, as a share of it."""
     max_measure_s: float = 1.0
     """Sampling ends here even if the interval is still wide."""
