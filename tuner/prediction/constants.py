@@ -28,7 +28,7 @@ class CostConstants:
     (fitted)."""
     serial_latency_us: float = 0.3
     """One dependent round trip outside the stream; in part it hides behind other work (fitted)."""
-    launch_us: float = 1.8
+    launch_us: float = 1.2
     """From one kernel to the next inside a CUDA graph: launch, ramp-up and drain (fitted)."""
     atomic_us: float = 5.0
     """What a kernel with atomics pays for blocks that meet: fence, arrival, and the work that the
