@@ -48,6 +48,8 @@ class MeasureSettings:
     """Stop sampling a config whose whole interval lies above the best by this factor."""
     warmup_us: float = 10_000.0
     min_samples: int = MIN_SAMPLES
+    slow_samples: int = 3
+    """Enough where the estimate and every one of them lie above ``stop_ratio`` times the best."""
     max_samples: int = 40
     interval_half_width: float = 0.01
     """Enough is known once the interval of the median is this narrow, as a share of it."""
@@ -107,6 +109,7 @@ def measure(
         lambda count: timer.time_us([run] * count, is_kept=True),
         settings,
         best_us,
+        num_first=_first_block(min(estimates_us), settings, best_us),
         is_late=lambda: time.monotonic() >= deadline,
     )
     return Measurement(timing_of(samples_us, keep_samples=keep_samples))
@@ -151,6 +154,8 @@ def sample_until_enough(
     draw: Callable[[int], Sequence[float]],
     settings: MeasureSettings,
     best_us: float | None,
+    *,
+    num_first: int | None = None,
     is_late: Callable[[], bool] = lambda: False,
 ) -> list[float]:
     """Samples of one config: few where they agree or are clearly slow, more where they scatter.
@@ -159,12 +164,19 @@ def sample_until_enough(
         draw: Takes so many samples.
         settings: How much is enough.
         best_us: Best time so far.
+        num_first: Samples of the first block; None for ``min_samples``.
         is_late: Asked before every block but the first; sampling ends when it says so.
     """
-    samples_us = list(draw(min(settings.min_samples, settings.max_samples)))
+    samples_us = list(draw(min(num_first or settings.min_samples, settings.max_samples)))
     while not (_is_enough(samples_us, settings, best_us) or is_late()):
         samples_us += draw(min(settings.min_samples, settings.max_samples - len(samples_us)))
     return samples_us
+
+
+def _first_block(estimate_us: float, settings: MeasureSettings, best_us: float | None) -> int:
+    """A few samples will do for what already looks slow; each block costs an untimed replay."""
+    looks_slow = best_us is not None and estimate_us > settings.stop_ratio * best_us
+    return settings.slow_samples if looks_slow else settings.min_samples
 
 
 def _is_enough(
@@ -175,5 +187,7 @@ def _is_enough(
     timing = timing_of(samples_us)
     if best_us is not None and timing.ci_low_us > settings.stop_ratio * best_us:
         return True
+    if len(samples_us) < settings.min_samples:
+        return False
     half_width = (timing.ci_high_us - timing.ci_low_us) / 2
     return half_width <= settings.interval_half_width * timing.median_us

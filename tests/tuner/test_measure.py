@@ -38,7 +38,17 @@ def test_a_noisy_time_far_above_the_best_is_not_sampled_to_the_end() -> None:
     timer = FakeTimer(lambda call: 20.0 * rng.uniform(0.9, 1.1))
     measurement = measure([nothing] * 4, timer, SETTINGS, best_us=15.0)
     assert not measurement.is_pruned
-    assert measurement.timing.num_samples == SETTINGS.min_samples
+    assert measurement.timing.num_samples == SETTINGS.slow_samples
+
+
+def test_what_looks_slow_and_is_not_gets_all_its_samples() -> None:
+    """The pilot was unlucky: its estimate alone decides nothing."""
+    times_us = iter([11.0, 11.0, 11.0])  # a launch, then the two runs of the pilot
+    timing = measure(
+        [nothing], FakeTimer(lambda call: next(times_us, 10.0)), SETTINGS, best_us=10.0
+    ).timing
+    assert timing.median_us == 10.0
+    assert timing.num_samples == SETTINGS.slow_samples + SETTINGS.min_samples
 
 
 @pytest.mark.parametrize(
