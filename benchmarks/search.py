@@ -68,6 +68,10 @@ def kernel_tuner_run(
     def key(values: dict[str, Any]) -> str:
         return ",".join(str(values[name]) for name in names)
 
+    # A lambda it would take apart and compile anew, without what surrounds it.
+    def is_recorded(values: dict[str, Any]) -> bool:
+        return key(values) in data["cache"]
+
     random.seed(seed)
     np.random.seed(seed)  # Kernel Tuner draws from both
     # It prints its progress; the answer is what it returns.
@@ -78,7 +82,7 @@ def kernel_tuner_run(
             data["problem_size"],
             [],
             data["tune_params"],
-            restrictions=lambda values: key(values) in data["cache"],
+            restrictions=is_recorded,
             cache=str(cache),
             simulation_mode=True,
             strategy=strategy,

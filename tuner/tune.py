@@ -25,6 +25,7 @@ from .prediction.roofline import share_of_roofline
 from .progress import LoggingListener, ProgressListener
 from .records import MeasurementPolicy, Provenance, StudyKey, TrialStatus
 from .search.driver import failure_summary, run_study
+from .search.stopping import GainRule
 from .store import Store
 from .store.records import StudyRecord, TrialRecord, WinnerRecord
 from .targets import Mode, Target, resolve_targets
@@ -69,7 +70,8 @@ def tune(
         gpus: SKU names; None for the GPU at hand or, without one, H200 and B200.
         mode: ``measure`` on the GPU at hand, ``predict`` without one, or ``auto``: measure the GPU
             at hand and predict other SKUs.
-        trials: trials a study in all, in the place of the budget's number.
+        trials: trials a study in all, in the place of the budget's number; without it a study
+            also ends where further gain is unlikely.
         time_budget_s: seconds for the whole call, shared evenly between the studies still to do.
         budget: name of a budget: ``quick`` or ``full``.
         db: database path or URL; None for the user's database.
@@ -95,7 +97,9 @@ def tune(
         database, share, num_disturbed = "", None, 0
     else:
         location = user_database_path() if db is None else db
-        with _Run(location, limits, seed, listener or LoggingListener()) as run:
+        # Who names a number of trials wants them all.
+        gain = GainRule() if trials is None else None
+        with _Run(location, limits, seed, gain, listener or LoggingListener()) as run:
             rows = run.all(jobs)
             share, num_disturbed = run.gpu_busy_share, run.num_disturbed
         dispatch.refresh()  # look-ups of this process see what was found
@@ -127,12 +131,18 @@ class _Run:
     """The open database and compilers of one call."""
 
     def __init__(
-        self, location: str | Path, limits: Budget, seed: int, listener: ProgressListener
+        self,
+        location: str | Path,
+        limits: Budget,
+        seed: int,
+        gain: GainRule | None,
+        listener: ProgressListener,
     ) -> None:
         self._resources = ExitStack()
         self._store = self._resources.enter_context(Store.open(location))
         self._limits = limits
         self._seed = seed
+        self._gain = gain
         self._listener = listener
         self._compilers: CompilePool | None = None
         self._measuring: tuple[CompilePool, GpuWorker] | None = None
@@ -193,6 +203,7 @@ class _Run:
                 seed=self._seed,
                 num_finalists=self._limits.num_finalists,
                 listener=self._listener,
+                gain=self._gain,
             )
         self._listener.study_ended(winner)
         return _row(job, space, winner, self._store.trials(study.study_id))

@@ -1,7 +1,7 @@
 """The configs that a surrogate model scores, as rows of numbers.
 
 A space that is enumerated is encoded once. Where it is larger than what one fit may score, and
-where it is only sampled, the candidates are the neighbours of the best and random configs.
+where it is only sampled, the candidates are what is near the best and random configs.
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ class Candidates:
     def untried(
         self, tried: Collection[Config], around: Sequence[Config]
     ) -> tuple[list[Config], Matrix]:
-        """Configs that are not ``tried``: all, or the neighbours of ``around`` and random ones."""
+        """Configs that are not ``tried``: all, or what is near ``around`` and random ones."""
         if self._configs and len(self._configs) <= MAX_SCORED:
             is_left = np.ones(len(self._configs), dtype=bool)
             is_left[[self._row_of[config] for config in tried if config in self._row_of]] = False
             return [self._configs[row] for row in np.flatnonzero(is_left)], self._matrix[is_left]
-        drawn = dict.fromkeys(self.neighbours(tried, around))
+        drawn = dict.fromkeys(self.near(tried, around))
         if self._configs:
             drawn |= dict.fromkeys(self._rng.sample(self._configs, MAX_SCORED))
         else:
@@ -105,10 +105,10 @@ class Candidates:
         found = [config for config in drawn if config not in tried]
         return found, self.rows(found)
 
-    def neighbours(self, tried: Collection[Config], around: Sequence[Config]) -> list[Config]:
-        """Untried configs one step away from one of ``around``, without repeats."""
-        near = (config for centre in around for config in self._space.neighbours(centre))
-        return [config for config in dict.fromkeys(near) if config not in tried]
+    def near(self, tried: Collection[Config], centres: Sequence[Config]) -> list[Config]:
+        """Untried configs that differ from one of ``centres`` in one parameter, without repeats."""
+        found = (config for centre in centres for config in self._space.variations(centre))
+        return [config for config in dict.fromkeys(found) if config not in tried]
 
     def draw(self, n: int) -> list[Config]:
         """Random valid configs, tried or not, without repeats; fewer where there are few.

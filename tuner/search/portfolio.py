@@ -1,4 +1,7 @@
-"""The default sampler: a random start, then batches of the forest's and the best's neighbours.
+"""The default sampler: a random start, then batches of three kinds.
+
+A batch holds what the forest likes, configs that differ from the best in one parameter, and random
+ones.
 
 Works on Optuna's terms alone: what it knows of a search is the trials in the Optuna study, so it
 goes on from trials that anyone else put there.
@@ -44,7 +47,9 @@ class PortfolioSettings:
     batch_size: int = 10
     """Trials from one fit."""
     num_polish: int = 3
-    """Of a batch, neighbours of the best config."""
+    """Of a batch, configs that differ from the best in one parameter."""
+    num_random: int = 2
+    """Of a batch, random configs: they get a search out of a basin that the forest is fond of."""
     forest: ForestSettings = field(default_factory=ForestSettings)
 
 
@@ -155,7 +160,7 @@ class PortfolioSampler(BaseSampler):
         return [self._rng.choice(left)] if left else []
 
     def _batch(self, history: _History) -> list[Config]:
-        """Neighbours of the best, most promising first, then the forest's choice."""
+        """Configs near the best, the forest's choice, and random ones, without repeats."""
         tried = history.tried
         configs, rows = self._candidates.untried(tried, history.best(_NUM_CENTRES))
         if not configs:
@@ -168,16 +173,18 @@ class PortfolioSampler(BaseSampler):
             self._rng.getrandbits(31),
         )
         scores = forest.scores(rows) + 1e-6 * self._noise(len(configs))
-        near = self._near(history, configs, scores)
-        scores[near] = -np.inf
-        others = [*(configs[row] for row in near), *history.in_flight]
-        num_others = settings.batch_size - len(near)
-        chosen = forest.batch(rows, scores, self._candidates.rows(others), num_others)
-        return [configs[row] for row in dict.fromkeys([*near, *chosen])]
+        chosen = self._near_best(history, configs, scores)
+        chosen += self._rng.sample(range(len(configs)), min(settings.num_random, len(configs)))
+        scores[chosen] = -np.inf
+        others = [*(configs[row] for row in chosen), *history.in_flight]
+        num_left = settings.batch_size - len(chosen)
+        chosen += forest.batch(rows, scores, self._candidates.rows(others), num_left)
+        return [configs[row] for row in dict.fromkeys(chosen)]
 
-    def _near(self, history: _History, configs: Sequence[Config], scores: Vector) -> list[int]:
+    def _near_best(self, history: _History, configs: Sequence[Config], scores: Vector) -> list[int]:
+        """The most promising configs that differ from the best in one parameter."""
         row_of = {config: row for row, config in enumerate(configs)}
-        near = self._candidates.neighbours(history.tried, history.best(1))
+        near = self._candidates.near(history.tried, history.best(1))
         rows = [row_of[config] for config in near if config in row_of]
         return sorted(rows, key=lambda row: -scores[row])[: self._settings.num_polish]
 

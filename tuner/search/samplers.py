@@ -50,7 +50,7 @@ def _portfolio(space: JointSpace, seed: int, num_trials: int) -> BaseSampler:
 
 
 def _forest(space: JointSpace, seed: int, num_trials: int) -> BaseSampler:
-    settings = replace(PortfolioSettings(), num_polish=0)
+    settings = replace(PortfolioSettings(), num_polish=0, num_random=0)
     return PortfolioSampler(space, seed=seed, num_trials=num_trials, settings=settings)
 
 
