@@ -66,7 +66,7 @@ def replay(
     Per space: the median ratio to the optimum after 25, 50, 100 and 200 evaluations, the shares of
     runs that end within 5% and 10% of it, and the score P_t (0 is random search, 1 the optimum).
 
-    Example: tilescout replay recorded.json --trials 50 --seeds 5
+    Example: tilescout replay winners.json --trials 30 --seeds 2
     """
     for name, value in (("--trials", trials), ("--seeds", seeds)):
         if value < 1:

@@ -15,7 +15,7 @@ from tilescout.tuner import catalog, cli
 from winner_databases import MadeUpWinner, write_winners
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
-COMMANDS = ("tune", "lookup", "explain", "spaces", "env", "report", "export", "import")
+COMMANDS = ("tune", "lookup", "explain", "spaces", "env", "report", "export", "import", "replay")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
