@@ -4,8 +4,8 @@
     python benchmarks/search.py recorded/*.json.gz --json search.json
     python benchmarks/search.py --transfer A4000.json.gz W7800.json.gz
 
-Every run counts distinct valid configs, failed ones included, and ends after --trials of them; run
-k of every sampler has seed k. ``kt:NAME`` is a strategy of Kernel Tuner in its simulation mode on
+Every run counts distinct valid configs, failed ones included, and ends after --trials of them; runs
+of equal number have equal seeds. ``kt:NAME`` is a strategy of Kernel Tuner in its simulation mode on
 the same file (``pip install ".[benchmarks]"``); it is given the recorded configs as its
 restrictions, so that it too proposes valid ones only. Time is the processor time of a whole run,
 which is model time: evaluations are look-ups.
@@ -99,16 +99,16 @@ def kernel_tuner_run(
 
 
 def kernel_tuner_runs(
-    file: str, strategy: str, trials: int, seeds: int
+    file: str, strategy: str, trials: int, seeds: range
 ) -> tuple[list[list[float]], list[float]]:
-    """Runs with seeds 0 to ``seeds - 1``, and the processor time of each."""
+    """One run a seed, and the processor time of each."""
     content = Path(file).read_bytes()
     data = json.loads(gzip.decompress(content) if file.endswith(".gz") else content)
     runs, times = [], []
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder) / "cache.json"
         cache.write_text(json.dumps(data))
-        for seed in range(seeds):
+        for seed in seeds:
             started = time.process_time()
             runs.append(kernel_tuner_run(data, cache, strategy, trials, seed))
             times.append(time.process_time() - started)
@@ -116,11 +116,11 @@ def kernel_tuner_runs(
 
 
 def our_runs(
-    space: RecordedSpace, sampler: str, trials: int, seeds: int, can_stop: bool
+    space: RecordedSpace, sampler: str, trials: int, seeds: range, can_stop: bool
 ) -> tuple[list[list[float]], list[float]]:
-    """Runs with seeds 0 to ``seeds - 1``, and the processor time of each."""
+    """One run a seed, and the processor time of each."""
     runs, times = [], []
-    for seed in range(seeds):
+    for seed in seeds:
         started = time.process_time()
         run = replay_evaluations(
             space, sampler=sampler, num_trials=trials, seed=seed, can_stop=can_stop
@@ -140,13 +140,18 @@ def compare(files: Sequence[str], samplers: Sequence[str], args: argparse.Namesp
         for sampler in samplers:
             if sampler.startswith(PREFIX):
                 strategy = sampler.removeprefix(PREFIX)
-                runs, times = kernel_tuner_runs(file, strategy, args.trials, args.seeds)
+                runs, times = kernel_tuner_runs(file, strategy, args.trials, seeds_of(args))
             else:
-                runs, times = our_runs(space, sampler, args.trials, args.seeds, args.stop)
+                runs, times = our_runs(space, sampler, args.trials, seeds_of(args), args.stop)
             score = score_runs(space, runs, args.trials)
             rows.append(Row(name_of(file), sampler, score, statistics.median(times)))
             print(line(rows[-1]), flush=True)
     return rows
+
+
+def seeds_of(args: argparse.Namespace) -> range:
+    """The seeds of the runs."""
+    return range(args.first_seed, args.first_seed + args.seeds)
 
 
 def name_of(file: str) -> str:
@@ -189,7 +194,7 @@ def transfer(source_file: str, target_file: str, args: argparse.Namespace) -> No
     """Cold and warm starts on the target; the source's own search finds what is carried over."""
     (source,), (target,) = read_recorded(source_file), read_recorded(target_file)
     curves: dict[str, list[list[float]]] = {"cold": [], "warm": []}
-    for seed in range(args.seeds):
+    for seed in seeds_of(args):
         for start, first in (("cold", []), ("warm", winners(source, target, args, seed))):
             run = replay_evaluations(
                 target, sampler="portfolio", num_trials=args.trials, seed=seed, first=first
@@ -223,6 +228,7 @@ def main() -> None:
     parser.add_argument("--samplers", default=SAMPLERS)
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--stop", action="store_true", help="let our runs end by themselves")
     parser.add_argument("--json", type=Path, help="also write every score here")
     args = parser.parse_args()

@@ -211,24 +211,10 @@ class SearchSpace:
         A step that activates a parameter tries each of its values; one that deactivates a
         parameter drops it.
         """
-        return self._changed(config, Parameter.neighbours)
-
-    def variations(self, config: Config) -> tuple[Config, ...]:
-        """Valid configs that differ from ``config`` in one parameter, by however much.
-
-        What hangs under a parameter that changes is treated as by ``neighbours``.
-        """
-        return self._changed(config, lambda parameter, value: parameter.values)
-
-    def _changed(
-        self,
-        config: Config,
-        options: Callable[[Parameter, ParameterValue], tuple[ParameterValue, ...]],
-    ) -> tuple[Config, ...]:
         found: dict[Config, None] = {}
         values = config.as_dict()
         for parameter in self.active_parameters(values):
-            for value in options(parameter, values[parameter.name]):
+            for value in parameter.neighbours(values[parameter.name]):
                 for candidate in self._completions({**values, parameter.name: value}):
                     if candidate != config and self.check(candidate) is None:
                         found[candidate] = None
@@ -326,10 +312,6 @@ class JointSpace:
     def neighbours(self, config: Config) -> tuple[Config, ...]:
         """Neighbours inside the template of ``config``."""
         return self.of(config.template).neighbours(config)
-
-    def variations(self, config: Config) -> tuple[Config, ...]:
-        """Variations inside the template of ``config``."""
-        return self.of(config.template).variations(config)
 
     def fingerprint(self) -> str:
         """Sixteen hex digits over the fingerprints of the parts."""

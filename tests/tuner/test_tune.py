@@ -217,3 +217,16 @@ def test_bad_input_is_told_before_anything_is_written(arguments, error, words, t
     with pytest.raises(error, match=words):
         tune(**{"db": database, **arguments})
     assert not database.exists()
+
+
+def test_flat_space_ends_a_study_early_unless_a_number_of_trials_was_named(
+    workload, quick, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("formula_evaluator.toy_time_us", lambda config: 5.0)
+    options = {"gpus": ["h200"], "budget": "full", "db": tmp_path / "flat.db"}
+    early = tune(workload, **options)
+    for row in early.rows:
+        assert row.space_size > 44
+        assert 40 <= row.num_trials["ok"] <= 42  # what was in flight is waited for
+    named = tune(workload, trials=44, **options)
+    assert [row.num_trials["ok"] for row in named.rows] == [44, 44]

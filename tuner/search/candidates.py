@@ -106,8 +106,8 @@ class Candidates:
         return found, self.rows(found)
 
     def near(self, tried: Collection[Config], centres: Sequence[Config]) -> list[Config]:
-        """Untried configs that differ from one of ``centres`` in one parameter, without repeats."""
-        found = (config for centre in centres for config in self._space.variations(centre))
+        """Untried configs one step away from one of ``centres``, without repeats."""
+        found = (config for centre in centres for config in self._space.neighbours(centre))
         return [config for config in dict.fromkeys(found) if config not in tried]
 
     def draw(self, n: int) -> list[Config]:

@@ -30,7 +30,7 @@ class ForestSettings:
     """What the fit depends on; chosen on recorded spaces, see docs/search.md."""
 
     num_trees: int = 30
-    good_share: float = 0.2
+    good_share: float = 0.15
     """Share of the trials that count as fast."""
     diversity: float = 0.3
     """What a candidate loses if it shares every leaf with the batch so far."""

@@ -1,7 +1,6 @@
 """The default sampler: a random start, then batches of three kinds.
 
-A batch holds what the forest likes, configs that differ from the best in one parameter, and random
-ones.
+A batch holds what the forest likes, neighbours of the best, and a random config.
 
 Works on Optuna's terms alone: what it knows of a search is the trials in the Optuna study, so it
 goes on from trials that anyone else put there.
@@ -47,8 +46,8 @@ class PortfolioSettings:
     batch_size: int = 10
     """Trials from one fit."""
     num_polish: int = 3
-    """Of a batch, configs that differ from the best in one parameter."""
-    num_random: int = 2
+    """Of a batch, neighbours of the best config."""
+    num_random: int = 1
     """Of a batch, random configs: they get a search out of a basin that the forest is fond of."""
     forest: ForestSettings = field(default_factory=ForestSettings)
 
@@ -160,7 +159,7 @@ class PortfolioSampler(BaseSampler):
         return [self._rng.choice(left)] if left else []
 
     def _batch(self, history: _History) -> list[Config]:
-        """Configs near the best, the forest's choice, and random ones, without repeats."""
+        """Neighbours of the best, random configs and the forest's choice, without repeats."""
         tried = history.tried
         configs, rows = self._candidates.untried(tried, history.best(_NUM_CENTRES))
         if not configs:
@@ -182,7 +181,7 @@ class PortfolioSampler(BaseSampler):
         return [configs[row] for row in dict.fromkeys(chosen)]
 
     def _near_best(self, history: _History, configs: Sequence[Config], scores: Vector) -> list[int]:
-        """The most promising configs that differ from the best in one parameter."""
+        """The most promising neighbours of the best."""
         row_of = {config: row for row, config in enumerate(configs)}
         near = self._candidates.near(history.tried, history.best(1))
         rows = [row_of[config] for config in near if config in row_of]
