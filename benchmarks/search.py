@@ -4,8 +4,8 @@
     python benchmarks/search.py recorded/*.json.gz --json search.json
     python benchmarks/search.py --transfer A4000.json.gz W7800.json.gz
 
-Every run counts distinct valid configs, failed ones included, and ends after --trials of them; runs
-of equal number have equal seeds. ``kt:NAME`` is a strategy of Kernel Tuner in its simulation mode on
+Every run counts distinct valid configs, failed ones included, and ends after --trials of them;
+runs of equal number have equal seeds. ``kt:NAME`` is a strategy of Kernel Tuner, simulated on
 the same file (``pip install ".[benchmarks]"``); it is given the recorded configs as its
 restrictions, so that it too proposes valid ones only. Time is the processor time of a whole run,
 which is model time: evaluations are look-ups.
@@ -236,7 +236,8 @@ def main() -> None:
         parser.error("give recorded spaces or --transfer")
     try:
         if args.transfer:
-            transfer(*args.transfer, args)
+            source, target = args.transfer
+            transfer(source, target, args)
         rows = compare(args.files, args.samplers.split(","), args) if args.files else []
     except TilescoutError as error:
         sys.exit(f"search.py: {error}")
