@@ -1,6 +1,8 @@
-"""The compiled kernel on a GPU: every config of a small grid, bits over 20 runs, graph replay."""
+"""The compiled kernel on a GPU: values, bits over 20 runs, graph replay in place."""
 
 from __future__ import annotations
+
+import random
 
 import pytest
 import torch
@@ -27,9 +29,11 @@ PROBLEMS = [
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_every_config_matches_the_reference_and_repeats(problem, h200) -> None:
+def test_sampled_configs_match_the_reference_and_repeat(problem, h200) -> None:
+    space = triton_space(problem, h200)
+    rng = random.Random(0)
     inputs = ref.make_validation_inputs(problem, device="cuda", seed=1)
-    for config in triton_space(problem, h200):
+    for config in {*space.valid_seeds(), *(space.sample(rng) for _ in range(3))}:
         launcher = template("gdn_decode", "triton").build(problem, config, inputs)
         first = ref.make_outputs(problem, inputs)
         launcher.launch(inputs, first)
