@@ -376,7 +376,10 @@ class Phases:
         finally:
             for process in processes:
                 process.kill()
-        return [json.loads(result.read_text()) for result in results]
+        ended = [json.loads(result.read_text()) for result in results]
+        # Said at once, so that a run that is cut short has not measured in vain.
+        print(f"{phase}: {json.dumps(ended[0])}", file=sys.stderr, flush=True)
+        return ended
 
     def write(self, name: str, configs: Sequence[Config]) -> None:
         """Keeps a list of configs for phases."""
