@@ -17,6 +17,7 @@ from ..kernels.gdn_decode import GdnDecodeInputs, GdnDecodeOutputs, GdnDecodePro
 from ..kernels.gdn_decode.problem import DTYPE_BYTES, STATE_DTYPES, STATE_LAYOUTS
 from ..kernels.registry import template
 from ..tuner.dispatch import LookupResult, current_snapshot
+from .checks import check_index, check_shape, refuse_grad, wrong
 from .launchers import LauncherCache
 from .on_device import device_spec, dtype_name, on_device
 
@@ -81,7 +82,7 @@ def fused_recurrent_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
     """
     _refuse(_RECURRENT, gk=gk, gv=gv, **unknown)
     _check_tokens(_RECURRENT, q, k, v)
-    _refuse_grad(_RECURRENT, q, k, v, g, beta, initial_state, A_log, dt_bias)
+    refuse_grad(_RECURRENT, q, k, v, g, beta, initial_state, A_log, dt_bias)
     if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
         raise UsageError(
             f"allow_neg_eigval=True of {_RECURRENT} needs use_beta_sigmoid_in_kernel=True: without "
@@ -91,7 +92,7 @@ def fused_recurrent_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
     dims = (q.shape[3], v.shape[3])
     state_shape = (batch, num_v_heads, *(dims[::-1] if state_v_first else dims))
     if initial_state is not None:
-        _check_shape(_RECURRENT, "initial_state", initial_state, state_shape)
+        check_shape(_RECURRENT, "initial_state", initial_state, state_shape)
         initial_state = initial_state.float().contiguous()
     gates = _gate_inputs(
         *(_RECURRENT, v), g=g, beta=beta, a_log=A_log, dt_bias=dt_bias, is_fused=use_gate_in_kernel
@@ -164,24 +165,24 @@ def gdn_decode(  # noqa: PLR0917  (what a layer has, in the order of its formula
     """
     name = "gdn_decode"
     _check_tokens(name, q, k, v)
-    _refuse_grad(name, q, k, v, g, beta, state, A_log, dt_bias)
+    refuse_grad(name, q, k, v, g, beta, state, A_log, dt_bias)
     if state_layout not in STATE_LAYOUTS:
         raise UsageError(f"state_layout={state_layout!r} of {name}: one of KV, VK")
     dims = (q.shape[3], v.shape[3])
     rows = state.shape[0] if slots is not None else q.shape[0]
     shape = (rows, v.shape[2], *(dims if state_layout == "KV" else dims[::-1]))
-    _check_shape(name, "state", state, shape)
+    check_shape(name, "state", state, shape)
     if dtype_name(state.dtype) not in STATE_DTYPES:
-        raise _wrong(name, "dtype of state", state.dtype, "torch.float32 or torch.bfloat16")
+        raise wrong(name, "dtype of state", state.dtype, "torch.float32 or torch.bfloat16")
     if not state.is_contiguous():
-        raise _wrong(name, "stride of state", state.stride(), "that of a contiguous tensor")
+        raise wrong(name, "stride of state", state.stride(), "that of a contiguous tensor")
     if slots is not None:
-        _check_shape(name, "slots", slots, (q.shape[0],))
-        _check_index(name, "slots", slots, q.device)
+        check_shape(name, "slots", slots, (q.shape[0],))
+        check_index(name, "slots", slots, q.device)
     out = torch.empty_like(v, memory_format=torch.contiguous_format) if out is None else out
-    _check_shape(name, "out", out, tuple(v.shape))
+    check_shape(name, "out", out, tuple(v.shape))
     if out.dtype != v.dtype or not out.is_contiguous():
-        raise _wrong(name, "out", (out.dtype, out.stride()), f"contiguous {v.dtype}")
+        raise wrong(name, "out", (out.dtype, out.stride()), f"contiguous {v.dtype}")
     is_fused = A_log is not None
     gates = _gate_inputs(
         *(name, v), g=g, beta=beta, a_log=A_log, dt_bias=dt_bias, is_fused=is_fused
@@ -262,10 +263,10 @@ def _num_sequences(q: torch.Tensor, cu_seqlens: torch.Tensor | None) -> int:
     if cu_seqlens is None:
         return q.shape[0]
     if q.shape[0] != 1:
-        raise _wrong(_RECURRENT, "batch of q", q.shape[0], "1 where cu_seqlens is given")
+        raise wrong(_RECURRENT, "batch of q", q.shape[0], "1 where cu_seqlens is given")
     if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 1:
-        raise _wrong(_RECURRENT, "shape of cu_seqlens", tuple(cu_seqlens.shape), "[N + 1]")
-    _check_index(_RECURRENT, "cu_seqlens", cu_seqlens, q.device)
+        raise wrong(_RECURRENT, "shape of cu_seqlens", tuple(cu_seqlens.shape), "[N + 1]")
+    check_index(_RECURRENT, "cu_seqlens", cu_seqlens, q.device)
     return cu_seqlens.numel() - 1
 
 
@@ -286,16 +287,16 @@ def _gate_inputs(
     g = v.new_zeros(tokens, dtype=torch.float32) if g is None else g
     beta = v.new_ones(tokens, dtype=torch.float32) if beta is None else beta
     for name, tensor in (("g", g), ("beta", beta)):
-        _check_shape(function, name, tensor, tokens)
+        check_shape(function, name, tensor, tokens)
         if dtype_name(tensor.dtype) not in DTYPE_BYTES:
-            raise _wrong(function, f"dtype of {name}", tensor.dtype, "fp32, bf16 or fp16")
+            raise wrong(function, f"dtype of {name}", tensor.dtype, "fp32, bf16 or fp16")
     if not is_fused:
         return g.contiguous(), beta.contiguous(), None, None
     if a_log is None:
         raise UsageError(f"use_gate_in_kernel=True of {function} needs A_log of shape [HV]")
-    _check_shape(function, "A_log", a_log, (v.shape[2],))
+    check_shape(function, "A_log", a_log, (v.shape[2],))
     dt_bias = torch.zeros_like(a_log) if dt_bias is None else dt_bias
-    _check_shape(function, "dt_bias", dt_bias, (v.shape[2],))
+    check_shape(function, "dt_bias", dt_bias, (v.shape[2],))
     return g.contiguous(), beta.contiguous(), a_log.float(), dt_bias.float()
 
 
@@ -307,31 +308,23 @@ def _refuse(function: str, **arguments: object) -> None:
         )
 
 
-def _refuse_grad(function: str, *tensors: torch.Tensor | None) -> None:
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        raise UsageError(
-            f"an input of {function} requires grad, and there is no backward: call it under "
-            "torch.no_grad(), or detach the input"
-        )
-
-
 def _check_tokens(function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     if q.dim() != 4:
-        raise _wrong(function, "shape of q", tuple(q.shape), "[B, T, H, K]")
-    _check_shape(function, "k", k, tuple(q.shape))
+        raise wrong(function, "shape of q", tuple(q.shape), "[B, T, H, K]")
+    check_shape(function, "k", k, tuple(q.shape))
     if v.dim() != 4 or v.shape[:2] != q.shape[:2] or v.shape[2] % q.shape[2]:
         allowed = f"[{q.shape[0]}, {q.shape[1]}, HV, V] with HV a multiple of H={q.shape[2]}"
-        raise _wrong(function, "shape of v", tuple(v.shape), allowed)
+        raise wrong(function, "shape of v", tuple(v.shape), allowed)
     if dtype_name(q.dtype) not in DTYPE_BYTES:
-        raise _wrong(function, "dtype of q", q.dtype, "bf16, fp16 or fp32")
+        raise wrong(function, "dtype of q", q.dtype, "bf16, fp16 or fp32")
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dtype != q.dtype:
-            raise _wrong(function, f"dtype of {name}", tensor.dtype, f"that of q, {q.dtype}")
+            raise wrong(function, f"dtype of {name}", tensor.dtype, f"that of q, {q.dtype}")
         if tensor.device != q.device:
-            raise _wrong(function, f"device of {name}", str(tensor.device), f"{q.device}")
+            raise wrong(function, f"device of {name}", str(tensor.device), f"{q.device}")
         if not _is_token_major(tensor):
             allowed = "contiguous in the last axis and over batch and time: call .contiguous()"
-            raise _wrong(function, f"stride of {name}", tensor.stride(), allowed)
+            raise wrong(function, f"stride of {name}", tensor.stride(), allowed)
 
 
 def _is_token_major(tensor: torch.Tensor) -> bool:
@@ -339,19 +332,3 @@ def _is_token_major(tensor: torch.Tensor) -> bool:
     batch, num_steps = tensor.shape[:2]
     spans = batch <= 1 or num_steps == 0 or tensor.stride(0) == num_steps * tensor.stride(1)
     return tensor.stride(-1) == 1 and spans
-
-
-def _check_shape(function: str, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(tensor.shape) != shape:
-        raise _wrong(function, f"shape of {name}", tuple(tensor.shape), str(list(shape)))
-
-
-def _check_index(function: str, name: str, tensor: torch.Tensor, device: torch.device) -> None:
-    if tensor.dtype not in (torch.int32, torch.int64) or not tensor.is_contiguous():
-        raise _wrong(function, f"dtype of {name}", tensor.dtype, "int32 or int64, contiguous")
-    if tensor.device != device:
-        raise _wrong(function, f"device of {name}", str(tensor.device), str(device))
-
-
-def _wrong(function: str, what: str, value: object, allowed: str) -> UsageError:
-    return UsageError(f"{what} in {function} is {value!r}: must be {allowed}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 
@@ -19,12 +19,15 @@ from ..kernels.paged_decode import PagedDecodeInputs, PagedDecodeOutputs, PagedD
 from ..kernels.paged_decode.problem import DTYPE_BYTES
 from ..kernels.registry import template
 from ..tuner.dispatch import LookupResult, current_snapshot
+from .checks import wrong
 from .launchers import LauncherCache
 from .on_device import device_spec, dtype_name, on_device
 
 __all__ = ["paged_decode", "resolve_paged_decode"]
 
 _launchers = LauncherCache()
+_FUNCTION = "paged_decode"
+_wrong = partial(wrong, _FUNCTION)
 
 
 def paged_decode(
@@ -99,7 +102,7 @@ def resolve_paged_decode(
         page_size=page_size,
         dtype=dtype_name(q.dtype),
     )
-    return current_snapshot().lookup(problem, device_spec(q.device, "paged_decode"))
+    return current_snapshot().lookup(problem, device_spec(q.device, _FUNCTION))
 
 
 @lru_cache(maxsize=4096)
@@ -150,27 +153,27 @@ def _check_tensors(
     kv_last_page_len: torch.Tensor,
 ) -> None:
     if q.dim() != 3:
-        raise _wrong("q", "shape", tuple(q.shape), "[batch, num_qo_heads, head_dim]")
+        raise _wrong("shape of q", tuple(q.shape), "[batch, num_qo_heads, head_dim]")
     batch, num_qo_heads, head_dim = q.shape
     if dtype_name(q.dtype) not in DTYPE_BYTES:
-        raise _wrong("q", "dtype", q.dtype, " or ".join(f"torch.{name}" for name in DTYPE_BYTES))
+        raise _wrong("dtype of q", q.dtype, " or ".join(f"torch.{name}" for name in DTYPE_BYTES))
     if kv_cache.dim() != 5 or kv_cache.shape[1] != 2 or kv_cache.shape[4] != head_dim:
         layout = f"[num_pages, 2, page_size, num_kv_heads, {head_dim}] (NHD, head_dim as in q)"
-        raise _wrong("kv_cache", "shape", tuple(kv_cache.shape), layout)
+        raise _wrong("shape of kv_cache", tuple(kv_cache.shape), layout)
     num_kv_heads = kv_cache.shape[3]
     if num_kv_heads == 0 or num_qo_heads == 0 or num_qo_heads % num_kv_heads:
         allowed = f"a multiple of the {num_kv_heads} KV heads of kv_cache"
-        raise _wrong("q", "num_qo_heads", num_qo_heads, allowed)
+        raise _wrong("num_qo_heads of q", num_qo_heads, allowed)
     if kv_cache.dtype != q.dtype:
-        raise _wrong("kv_cache", "dtype", kv_cache.dtype, f"that of q, {q.dtype}")
+        raise _wrong("dtype of kv_cache", kv_cache.dtype, f"that of q, {q.dtype}")
     for name, tensor in (("q", q), ("kv_cache", kv_cache)):
         if tensor.stride(-1) != 1:
-            raise _wrong(name, "last stride", tensor.stride(-1), "1: call .contiguous()")
+            raise _wrong(f"last stride of {name}", tensor.stride(-1), "1: call .contiguous()")
     _check_table("kv_indptr", kv_indptr, (batch + 1,), q.device)
     _check_table("kv_indices", kv_indices, None, q.device)
     _check_table("kv_last_page_len", kv_last_page_len, (batch,), q.device)
     if kv_cache.device != q.device:
-        raise _wrong("kv_cache", "device", str(kv_cache.device), f"that of q, {str(q.device)!r}")
+        raise _wrong("device of kv_cache", str(kv_cache.device), f"that of q, {str(q.device)!r}")
 
 
 def _check_table(
@@ -178,24 +181,24 @@ def _check_table(
 ) -> None:
     if table.dim() != 1 or (shape is not None and tuple(table.shape) != shape):
         allowed = "one dimension" if shape is None else f"{list(shape)}, for the batch of q"
-        raise _wrong(name, "shape", tuple(table.shape), allowed)
+        raise _wrong(f"shape of {name}", tuple(table.shape), allowed)
     if table.dtype != torch.int32:
-        raise _wrong(name, "dtype", table.dtype, "torch.int32: call .to(torch.int32)")
+        raise _wrong(f"dtype of {name}", table.dtype, "torch.int32: call .to(torch.int32)")
     if table.device != device:
-        raise _wrong(name, "device", str(table.device), f"that of q, {str(device)!r}")
+        raise _wrong(f"device of {name}", str(table.device), f"that of q, {str(device)!r}")
     if not table.is_contiguous():
-        raise _wrong(name, "stride", table.stride(), "(1,): call .contiguous()")
+        raise _wrong(f"stride of {name}", table.stride(), "(1,): call .contiguous()")
 
 
 def _check_out(out: torch.Tensor, q: torch.Tensor) -> None:
     if out.shape != q.shape:
-        raise _wrong("out", "shape", tuple(out.shape), f"that of q, {tuple(q.shape)}")
+        raise _wrong("shape of out", tuple(out.shape), f"that of q, {tuple(q.shape)}")
     if out.dtype != q.dtype:
-        raise _wrong("out", "dtype", out.dtype, f"that of q, {q.dtype}")
+        raise _wrong("dtype of out", out.dtype, f"that of q, {q.dtype}")
     if out.device != q.device:
-        raise _wrong("out", "device", str(out.device), f"that of q, {str(q.device)!r}")
+        raise _wrong("device of out", str(out.device), f"that of q, {str(q.device)!r}")
     if out.stride(-1) != 1:
-        raise _wrong("out", "last stride", out.stride(-1), "1")
+        raise _wrong("last stride of out", out.stride(-1), "1")
 
 
 def _check_scale(sm_scale: float | None, head_dim: int) -> float:
@@ -203,7 +206,3 @@ def _check_scale(sm_scale: float | None, head_dim: int) -> float:
     if not math.isfinite(scale):
         raise UsageError(f"sm_scale={sm_scale!r} of paged_decode must be finite: None is usual")
     return scale
-
-
-def _wrong(name: str, what: str, value: object, allowed: str) -> UsageError:
-    return UsageError(f"{what} of {name} in paged_decode is {value!r}: must be {allowed}")
