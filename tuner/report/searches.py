@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Literal
 from ...errors import UnknownNameError, UnsupportedError, UsageError
 from ...kernels.base import Config, Problem
 from ...search_spaces.registry import joint_space
-from ..catalog import gpu, gpu_names, workload, workload_names
+from ..catalog import workload, workload_names
 from ..records import Provenance, StudyKey, TrialStatus
+from ..sku_names import resolve_sku_names
 from .wording import iso_time
 
 if TYPE_CHECKING:
@@ -105,16 +106,7 @@ def resolve_skus(stores: Sequence[Store], gpus: Sequence[str] | None) -> tuple[s
             f"gpus={gpus!r} must be a list of at least one SKU name; leave it out for all SKUs"
         )
     present = {study.key.device.sku for store in stores for study in store.studies()}
-    return tuple(dict.fromkeys(_resolve_sku(name, present) for name in gpus))
-
-
-def _resolve_sku(name: str, present: set[str]) -> str:
-    if name in present:
-        return name
-    try:
-        return gpu(name).sku
-    except UnknownNameError:
-        raise UnknownNameError("GPU", name, present | set(gpu_names())) from None
+    return resolve_sku_names(gpus, present)
 
 
 def load_searches(stores: Sequence[Store], skus: Sequence[str] | None) -> tuple[Search, ...]:
