@@ -53,6 +53,9 @@ __all__ = [
 
 POLICIES: tuple[Policy, ...] = ("nearest", "strict")
 
+_Question = tuple[Problem, tuple[str, int, int], Policy, bool, MeasurementPolicy | None]
+"""Problem; SKU, SMs and memory of the device; policy, leave for other toolchains, measurement."""
+
 _logger = logging.getLogger(__name__)
 _lock = threading.RLock()
 _snapshots: dict[tuple[str, ...], Snapshot] = {}
@@ -69,8 +72,8 @@ class Snapshot:
         self.databases = tuple(reads)
         self._lock = threading.RLock()
         self._checked: dict[str, tuple[tuple[Winner, ...], tuple[SkippedRow, ...]]] = {}
-        self._answers: dict[tuple[object, ...], LookupResult] = {}
-        self._misses: dict[tuple[object, ...], LookupResult] = {}
+        self._answers: dict[_Question, LookupResult] = {}
+        self._misses: dict[_Question, LookupResult] = {}
 
     @classmethod
     def load(cls, databases: Sequence[str | Path] | None = None) -> Snapshot:
@@ -123,21 +126,19 @@ class Snapshot:
         device_key = (device.sku, device.num_sms, device.memory_bytes)
         key = (problem, device_key, policy, allow_other_toolchain, measurement)
         answer = self._answers.get(key)
-        return answer if answer is not None else self._resolve(key, problem, device)
+        return answer if answer is not None else self._resolve(key, device)
 
-    def _resolve(
-        self, key: tuple[object, ...], problem: Problem, device: DeviceSpec
-    ) -> LookupResult:
-        _, _, policy, allow_other_toolchain, measurement = key
+    def _resolve(self, key: _Question, device: DeviceSpec) -> LookupResult:
+        problem, _, policy, allow_other_toolchain, measurement = key
         with self._lock:
             if key in self._answers:
                 return self._answers[key]
             explanation = self.explain(
                 problem,
                 device,
-                policy=policy,  # type: ignore[arg-type]
-                allow_other_toolchain=bool(allow_other_toolchain),
-                measurement=measurement,  # type: ignore[arg-type]
+                policy=policy,
+                allow_other_toolchain=allow_other_toolchain,
+                measurement=measurement,
             )
             result = explanation.result
             if result is None:
