@@ -15,28 +15,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from side_by_side import (
-    NUM_ROUNDS,
-    Cell,
-    config_calls,
-    make_cell,
-    require_gpu,
-    time_contenders,
-    write_record,
-)
-from tilescout.kernels.device import DeviceSpec
+from side_by_side import OURS, Baseline, Cell, require_gpu, time_cell, write_record
 from tilescout.kernels.gdn_decode import GdnDecodeProblem
 from tilescout.kernels.registry import operation
-from tilescout.search_spaces.registry import joint_space
-from tilescout.tuner.dispatch import lookup
 from tilescout.tuner.timers import Call
 
-OURS, DEFAULT, FLA = "tilescout", "default", "fla"
+FLA = "fla"
 
 
 def fla_calls(cell: Cell) -> list[Call]:
@@ -74,34 +63,7 @@ def fla_calls(cell: Cell) -> list[Call]:
     )
     if not comparison.is_ok:
         raise SystemExit(f"fla is wrong on {problem}: {comparison.reason}")
-    return [
-        lambda i=i, s=s: call(i, None, s)  # type: ignore[misc]
-        for i, s in zip(cell.inputs, states, strict=True)
-    ]
-
-
-def time_cell(
-    problem: GdnDecodeProblem, device: DeviceSpec, databases: Sequence[str] | None, has_fla: bool
-) -> dict[str, Any]:
-    """Median microseconds of every contender, and what ours ran."""
-    cell = make_cell(problem, device)
-    found = lookup(problem, gpu=device, databases=databases)
-    contenders = {
-        OURS: config_calls(cell, found.config),
-        DEFAULT: config_calls(cell, joint_space(problem, device).default),
-    }
-    if has_fla:
-        contenders[FLA] = fla_calls(cell)
-    times = time_contenders(cell, contenders, is_verified={FLA})
-    return {
-        "problem": problem.as_dict(),
-        "config": found.config.as_dict(),
-        "tier": found.tier,
-        "trial_id": found.trial_id,
-        "us": times,
-        "tb_per_s": {name: problem.bytes_moved / us / 1e6 for name, us in times.items()},
-        "num_rounds": NUM_ROUNDS,
-    }
+    return [partial(call, i, None, s) for i, s in zip(cell.inputs, states, strict=True)]
 
 
 def has_fla() -> bool:
@@ -124,13 +86,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write everything here")
     arguments = parser.parse_args()
     device = require_gpu()
-    with_fla = has_fla()
+    baselines: dict[str, Baseline] = {FLA: fla_calls} if has_fla() else {}
     rows = []
     for batch in arguments.batch:
         problem = GdnDecodeProblem(
             *(batch, 1, 16, 32, 128, 128, "bfloat16"), state_layout=arguments.state_layout
         )
-        rows.append(time_cell(problem, device, arguments.db, with_fla))
+        rows.append(time_cell(problem, device, arguments.db, baselines, is_verified=baselines))
         torch.cuda.empty_cache()
     names = list(rows[0]["us"])
     print(f"{'batch':>6}", *(f"{name:>11}" for name in names), f"{'TB/s':>6}", " config")

@@ -14,27 +14,15 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from side_by_side import (
-    NUM_ROUNDS,
-    Cell,
-    config_calls,
-    make_cell,
-    require_gpu,
-    time_contenders,
-    write_record,
-)
-from tilescout.kernels.device import DeviceSpec
+from side_by_side import DEFAULT, OURS, Baseline, Cell, require_gpu, time_cell, write_record
 from tilescout.kernels.paged_decode import PagedDecodeProblem
-from tilescout.search_spaces.registry import joint_space
-from tilescout.tuner.dispatch import lookup
 from tilescout.tuner.timers import Call
-
-OURS, DEFAULT = "tilescout", "default"
 
 
 def flashinfer_wrapper_calls(
@@ -78,7 +66,7 @@ def flashinfer_wrapper_calls(
     )
     # The wrapper keeps one page table, so every copy is read through the first one's.
     return [
-        lambda i=i, o=o: wrapper.run(i.q, i.kv_cache, out=o.out)  # type: ignore[misc]
+        partial(wrapper.run, i.q, i.kv_cache, out=o.out)
         for i, o in zip(cell.inputs, cell.outputs, strict=True)
     ]
 
@@ -107,13 +95,10 @@ def flashinfer_xqa_calls(cell: Cell) -> list[Call]:
             backend="xqa",
         )
 
-    return [
-        lambda i=i, o=o: call(i, o)  # type: ignore[misc]
-        for i, o in zip(cell.inputs, cell.outputs, strict=True)
-    ]
+    return [partial(call, i, o) for i, o in zip(cell.inputs, cell.outputs, strict=True)]
 
 
-BASELINES: dict[str, Callable[[Cell], list[Call]]] = {
+BASELINES: dict[str, Baseline] = {
     "flashinfer:fa2": lambda cell: flashinfer_wrapper_calls(cell, use_tensor_cores=False),
     "flashinfer:fa2_tc": lambda cell: flashinfer_wrapper_calls(cell, use_tensor_cores=True),
     "flashinfer:fa2_tc_plain": lambda cell: flashinfer_wrapper_calls(
@@ -121,34 +106,6 @@ BASELINES: dict[str, Callable[[Cell], list[Call]]] = {
     ),
     "flashinfer:xqa": flashinfer_xqa_calls,
 }
-
-
-def time_cell(
-    problem: PagedDecodeProblem,
-    device: DeviceSpec,
-    databases: Sequence[str] | None,
-    baselines: Sequence[str],
-) -> dict[str, Any]:
-    """Median microseconds of every contender, and what ours ran."""
-    cell = make_cell(problem, device)
-    found = lookup(problem, gpu=device, databases=databases)
-    times = time_contenders(
-        cell,
-        {
-            OURS: config_calls(cell, found.config),
-            DEFAULT: config_calls(cell, joint_space(problem, device).default),
-            **{name: BASELINES[name](cell) for name in baselines},
-        },
-    )
-    return {
-        "problem": problem.as_dict(),
-        "config": found.config.as_dict(),
-        "tier": found.tier,
-        "trial_id": found.trial_id,
-        "us": times,
-        "tb_per_s": {name: problem.bytes_moved / us / 1e6 for name, us in times.items()},
-        "num_rounds": NUM_ROUNDS,
-    }
 
 
 def summarise(rows: Sequence[dict[str, Any]], baselines: Sequence[str]) -> dict[str, float]:
@@ -226,7 +183,11 @@ def main() -> None:
                 page_size=arguments.page_size,
                 dtype=arguments.dtype,
             )
-            rows.append(time_cell(problem, device, arguments.db, baselines))
+            rows.append(
+                time_cell(
+                    problem, device, arguments.db, {name: BASELINES[name] for name in baselines}
+                )
+            )
             torch.cuda.empty_cache()
             print(f"{problem.batch} x {problem.kv_len} done", file=sys.stderr, flush=True)
     print_table(rows, baselines)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +21,25 @@ from tilescout.errors import TilescoutError
 from tilescout.kernels.base import Config, Problem
 from tilescout.kernels.device import DeviceSpec
 from tilescout.kernels.registry import operation, template
+from tilescout.search_spaces.registry import joint_space
+from tilescout.tuner.dispatch import lookup
 from tilescout.tuner.environment import current_device, toolchain
 from tilescout.tuner.finals import time_rounds
 from tilescout.tuner.measure import MeasureSettings, count_copies, count_launches
 from tilescout.tuner.timers import Call, CudaTimer
 
 __all__ = [
-    "NUM_ROUNDS",
+    "DEFAULT",
+    "OURS",
+    "Baseline",
     "Cell",
-    "config_calls",
-    "make_cell",
     "require_gpu",
-    "time_contenders",
+    "time_cell",
     "write_record",
 ]
 
 NUM_ROUNDS = 30
+OURS, DEFAULT = "tilescout", "default"
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,10 @@ class Cell:
     outputs: Sequence[Any]
 
 
+Baseline = Callable[[Cell], Sequence[Call]]
+"""Launches of somebody else's kernel on the data of a cell, one a copy."""
+
+
 def require_gpu() -> DeviceSpec:
     """The GPU at hand; ends the program where there is none."""
     device = current_device()
@@ -55,7 +63,43 @@ def require_gpu() -> DeviceSpec:
     return device
 
 
-def make_cell(problem: Problem, device: DeviceSpec) -> Cell:
+def time_cell(
+    problem: Problem,
+    device: DeviceSpec,
+    databases: Sequence[str] | None,
+    baselines: Mapping[str, Baseline],
+    *,
+    is_verified: Collection[str] = (),
+) -> dict[str, Any]:
+    """Median microseconds of our winner, our default and the baselines, and what ours ran.
+
+    Args:
+        problem: what is timed.
+        device: the GPU at hand.
+        databases: of winners; None: as dispatch.
+        baselines: by name, in the order they are timed.
+        is_verified: baselines that verify their outputs themselves.
+    """
+    cell = _make_cell(problem, device)
+    found = lookup(problem, gpu=device, databases=databases)
+    contenders: dict[str, Sequence[Call]] = {
+        OURS: _config_calls(cell, found.config),
+        DEFAULT: _config_calls(cell, joint_space(problem, device).default),
+        **{name: calls_of(cell) for name, calls_of in baselines.items()},
+    }
+    times = _time_contenders(cell, contenders, is_verified=is_verified)
+    return {
+        "problem": problem.as_dict(),
+        "config": found.config.as_dict(),
+        "tier": found.tier,
+        "trial_id": found.trial_id,
+        "us": times,
+        "tb_per_s": {name: problem.bytes_moved / us / 1e6 for name, us in times.items()},
+        "num_rounds": NUM_ROUNDS,
+    }
+
+
+def _make_cell(problem: Problem, device: DeviceSpec) -> Cell:
     """Allocates as many copies as keep L2 cold."""
     op = operation(problem.op)
     copies = count_copies(
@@ -69,22 +113,19 @@ def make_cell(problem: Problem, device: DeviceSpec) -> Cell:
     return Cell(problem, inputs, [op.make_outputs(problem, i) for i in inputs])
 
 
-def config_calls(cell: Cell, config: Config) -> list[Call]:
+def _config_calls(cell: Cell, config: Config) -> list[Call]:
     """Launches of one of our configs, one a copy."""
     launcher = template(cell.problem.op, config.template).build(
         cell.problem, config, cell.inputs[0]
     )
-    return [
-        lambda i=i, o=o: launcher.launch(i, o)  # type: ignore[misc]
-        for i, o in zip(cell.inputs, cell.outputs, strict=True)
-    ]
+    return [partial(launcher.launch, i, o) for i, o in zip(cell.inputs, cell.outputs, strict=True)]
 
 
-def time_contenders(
+def _time_contenders(
     cell: Cell,
     contenders: Mapping[str, Sequence[Call]],
     *,
-    is_verified: Collection[str] = (),
+    is_verified: Collection[str],
 ) -> dict[str, float]:
     """Median microseconds of each contender, after its output was verified.
 

@@ -42,6 +42,7 @@ from tilescout.kernels import registry
 from tilescout.kernels.base import Config
 from tilescout.kernels.device import DeviceSpec
 from tilescout.kernels.paged_decode import PagedDecodeProblem
+from tilescout.kernels.triton_spec import TritonKernelSpec
 from tilescout.search_spaces.listed import listed_space
 from tilescout.search_spaces.registry import joint_space
 from tilescout.search_spaces.space import JointSpace
@@ -208,8 +209,7 @@ def phase_winners(configs: Sequence[Config]) -> dict[str, Any]:
     for config in configs:
         launcher = registry.template(OP, TEMPLATE).build(PROBLEM, config, inputs[0])
         calls: list[Call] = [
-            lambda i=i, o=o, run=launcher: run.launch(i, o)  # type: ignore[misc]
-            for i, o in zip(inputs, outputs, strict=True)
+            partial(launcher.launch, i, o) for i, o in zip(inputs, outputs, strict=True)
         ]
         for call in calls:
             call()
@@ -295,7 +295,8 @@ def _triton_config(config: Config) -> Any:
     import triton
 
     spec = registry.template(OP, TEMPLATE).kernel_specs(PROBLEM, config)[0]
-    constants: dict[str, Any] = dict(spec.constexprs)  # type: ignore[attr-defined]
+    assert isinstance(spec, TritonKernelSpec)
+    constants: dict[str, Any] = dict(spec.constexprs)
     return triton.Config(
         {**constants, "num_splits": int(config.get("num_splits", 1) or 1), "split_tokens": 0},
         num_warps=int(config["num_warps"]),
