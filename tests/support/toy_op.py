@@ -25,6 +25,16 @@ from tilescout.search_spaces.parameters import ActiveWhen, categorical, ordered,
 from tilescout.search_spaces.space import Constraint, SearchSpace
 
 MODULE = "toy_op"
+WORKLOAD = """
+name = "toys"
+description = "Two toy problems."
+source = "made up"
+
+[[problems]]
+op = "toy"
+label = "toy {size}"
+size = [64, 4096]
+"""
 
 
 @dataclass(frozen=True)

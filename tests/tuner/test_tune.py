@@ -13,17 +13,7 @@ from tilescout.tuner.prediction.roofline import share_of_roofline
 from tilescout.tuner.records import Provenance, TrialStatus
 from tilescout.tuner.store import Store
 from tilescout.tuner.tune import tune
-
-WORKLOAD = """
-name = "toys"
-description = "Two toy problems."
-source = "made up"
-
-[[problems]]
-op = "toy"
-label = "toy {size}"
-size = [64, 4096]
-"""
+from toy_op import WORKLOAD
 
 UNSUPPORTED = """
 [[problems]]

@@ -11,17 +11,7 @@ from tilescout.tuner.measure import MeasureSettings
 from tilescout.tuner.records import Provenance
 from tilescout.tuner.store import Store
 from tilescout.tuner.tune import tune
-
-WORKLOAD = """
-name = "toys"
-description = "Two toy problems."
-source = "made up"
-
-[[problems]]
-op = "toy"
-label = "toy {size}"
-size = [64, 4096]
-"""
+from toy_op import WORKLOAD
 
 
 @pytest.fixture
