@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from ..kernels.device import DeviceSpec
 
-__all__ = ["fits_shared_memory"]
+__all__ = ["TILE_REGISTERS", "fits_shared_memory"]
+
+TILE_REGISTERS = 224
+"""Registers of a thread that a tile may take; the limit is 255, the rest is addresses."""
 
 
 def fits_shared_memory(needed_bytes: int, device: DeviceSpec) -> str | None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from ..kernels.base import Config
 from ..kernels.device import DeviceSpec
 from ..kernels.gdn_decode import GdnDecodeProblem
+from .constraints import TILE_REGISTERS
 from .parameters import categorical, ordered, powers_of_two
 from .space import Constraint, SearchSpace
 
 __all__ = ["SPACES", "triton_space"]
-
-_REGISTERS = 224
-"""Registers of a thread that the state may take; the limit is 255, the rest is addresses."""
 
 
 def triton_space(problem: GdnDecodeProblem, device: DeviceSpec) -> SearchSpace:
@@ -47,8 +45,8 @@ def _state_fits(problem: GdnDecodeProblem, config: Config) -> str | None:
     """The fp32 state and one product of its size live in registers while a token is taken in."""
     block_k = 1 << (problem.head_dim_k - 1).bit_length()
     needed = 2 * block_k * int(config["block_v"]) // (32 * int(config["num_warps"]))
-    if needed > 2 * _REGISTERS:
-        return f"{needed // 2} registers a thread for the state, above {_REGISTERS}"
+    if needed > 2 * TILE_REGISTERS:
+        return f"{needed // 2} registers a thread for the state, above {TILE_REGISTERS}"
     return None
 
 

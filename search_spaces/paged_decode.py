@@ -12,7 +12,7 @@ from ..kernels.base import Config, ParameterValue
 from ..kernels.device import DeviceSpec
 from ..kernels.paged_decode import PagedDecodeProblem
 from ..kernels.paged_decode.problem import DTYPE_BYTES
-from .constraints import fits_shared_memory
+from .constraints import TILE_REGISTERS, fits_shared_memory
 from .parameters import ActiveWhen, categorical, ordered, powers_of_two
 from .space import Constraint, SearchSpace
 
@@ -86,8 +86,9 @@ def _accumulators_fit(problem: PagedDecodeProblem, config: Config) -> str | None
     accumulator = rows * problem.head_dim // threads
     scores = rows * block_n // threads
     needed = pointers + accumulator + 2 * scores
-    if needed > 224:
-        return f"about {needed} registers a thread for pointers and accumulators, above 224"
+    if needed > TILE_REGISTERS:
+        what = "pointers and accumulators"
+        return f"about {needed} registers a thread for {what}, above {TILE_REGISTERS}"
     return None
 
 
