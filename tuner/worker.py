@@ -1,8 +1,8 @@
 """The jobs of the process that owns the GPU, and what it keeps between them.
 
-A worker serves one problem. It allocates the inputs once, then judges and times one config a job.
-Nothing here starts or kills a process: ``gpu_worker`` does, from outside. What a config does wrong
-comes back as a status; what is wrong with this code is raised.
+A worker serves one problem at a time. It allocates the inputs once, then judges and times one
+config a job. Nothing here starts or kills a process: ``gpu_worker`` does, from outside. What a
+config does wrong comes back as a status; what is wrong with this code is raised.
 """
 
 from __future__ import annotations
