@@ -11,7 +11,7 @@ import json
 import types
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol, Self
 
@@ -118,6 +118,21 @@ class Problem(ABC):
                 raise UsageError(
                     f"{name}={value!r} of a {self.op} problem must be from 1 to 2147483647"
                 )
+
+    def check_one_of(self, name: str, allowed: Collection[str]) -> None:
+        """Raises ``UsageError`` where the field is none of the allowed words."""
+        value = getattr(self, name)
+        if value not in allowed:
+            listing = ", ".join(allowed)
+            raise UsageError(f"{name}={value!r} of a {self.op} problem: one of {listing}")
+
+    def check_multiple(self, name: str, divisor: str) -> None:
+        """Raises ``UsageError`` where one field is no multiple of the other."""
+        value, by = getattr(self, name), getattr(self, divisor)
+        if value % by:
+            raise UsageError(
+                f"{name}={value} of a {self.op} problem must be a multiple of {divisor}={by}"
+            )
 
     def as_dict(self) -> dict[str, ParameterValue]:
         """Field values by name, in declaration order."""

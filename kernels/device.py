@@ -21,7 +21,7 @@ class DeviceSpec:
     name: str
     """The product name as the driver prints it, for people only."""
     architecture: str
-    """``hopper`` or ``blackwell``."""
+    """Lower case, as in ``configs/gpus``: ``hopper``, ``blackwell``; ``unknown`` where it is."""
     compute_capability: tuple[int, int]
     """(major, minor), e.g. (9, 0)."""
     num_sms: int

@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except Exception as error:
         if is_debug:
             traceback.print_exc()
-        sys.stderr.write(_message(error, is_debug))
+        sys.stderr.write(_message(error, is_debug=is_debug))
         sys.exit(2 if isinstance(error, UsageError) else 1)
     raise AssertionError("typer exits by itself")
 
@@ -103,7 +103,7 @@ def _run(arguments: Sequence[str]) -> None:
         sys.stdout.flush()
 
 
-def _message(error: Exception, is_debug: bool) -> str:
+def _message(error: Exception, *, is_debug: bool) -> str:
     if isinstance(error, TilescoutError):
         return f"tilescout: {error}\n"
     hint = "" if is_debug else "; run it again with --debug and report what it shows"

@@ -70,7 +70,9 @@ class Explanation:
         """One row a tier: what it gave, or why nothing."""
         tried = {step.tier: step for step in self.steps}
         served = self.result.tier if self.result else None
-        return [_tier_row(tier, tried.get(tier), tier is served, self.policy) for tier in Tier]
+        return [
+            _tier_row(tier, tried.get(tier), self.policy, is_served=tier is served) for tier in Tier
+        ]
 
     def database_rows(self) -> list[dict[str, object]]:
         """One row a database, in reading order."""
@@ -109,14 +111,16 @@ class Explanation:
         }
 
 
-def _tier_row(tier: Tier, step: TierStep | None, served: bool, policy: Policy) -> dict[str, object]:
+def _tier_row(
+    tier: Tier, step: TierStep | None, policy: Policy, *, is_served: bool
+) -> dict[str, object]:
     if step is None:
         never = policy == "strict" and tier is not Tier.EXACT
         detail = "not allowed under policy strict" if never else "an earlier tier served"
         return {"tier": tier.value, "outcome": "not tried", "detail": detail, "passed_over": []}
     return {
         "tier": tier.value,
-        "outcome": "served" if served else "nothing",
+        "outcome": "served" if is_served else "nothing",
         "detail": step.detail,
         "passed_over": [
             f"trial {refusal.winner.trial_id}: {refusal.reason}" for refusal in step.refused

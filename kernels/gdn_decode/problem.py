@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...errors import UsageError
 from ..base import Problem
 
 __all__ = ["DTYPE_BYTES", "GATES", "STATE_LAYOUTS", "GdnDecodeProblem"]
@@ -51,15 +50,11 @@ class GdnDecodeProblem(Problem):
 
     def __post_init__(self) -> None:
         self.check_sizes()
-        _one_of("dtype", self.dtype, tuple(DTYPE_BYTES))
-        _one_of("state_dtype", self.state_dtype, STATE_DTYPES)
-        _one_of("state_layout", self.state_layout, STATE_LAYOUTS)
-        _one_of("gate", self.gate, GATES)
-        if self.num_v_heads % self.num_heads:
-            raise UsageError(
-                f"num_v_heads={self.num_v_heads} of a gdn_decode problem must be a multiple of "
-                f"num_heads={self.num_heads}"
-            )
+        self.check_one_of("dtype", DTYPE_BYTES)
+        self.check_one_of("state_dtype", STATE_DTYPES)
+        self.check_one_of("state_layout", STATE_LAYOUTS)
+        self.check_one_of("gate", GATES)
+        self.check_multiple("num_v_heads", "num_heads")
 
     @property
     def flops(self) -> int:
@@ -83,9 +78,3 @@ class GdnDecodeProblem(Problem):
     @property
     def _state_elements(self) -> int:
         return self.num_v_heads * self.head_dim_k * self.head_dim_v
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        listing = ", ".join(allowed)
-        raise UsageError(f"{name}={value!r} of a gdn_decode problem: one of {listing}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...errors import UsageError
 from ..base import Problem
 
 __all__ = ["DTYPE_BYTES", "PagedDecodeProblem"]
@@ -38,14 +37,8 @@ class PagedDecodeProblem(Problem):
 
     def __post_init__(self) -> None:
         self.check_sizes()
-        if self.dtype not in DTYPE_BYTES:
-            allowed = ", ".join(DTYPE_BYTES)
-            raise UsageError(f"dtype={self.dtype!r} of a paged_decode problem: one of {allowed}")
-        if self.num_qo_heads % self.num_kv_heads:
-            raise UsageError(
-                f"num_qo_heads={self.num_qo_heads} of a paged_decode problem must be a multiple of "
-                f"num_kv_heads={self.num_kv_heads}"
-            )
+        self.check_one_of("dtype", DTYPE_BYTES)
+        self.check_multiple("num_qo_heads", "num_kv_heads")
 
     @property
     def group_size(self) -> int:
