@@ -132,6 +132,7 @@ def test_dump_that_hangs_ends(monkeypatch):
     def hang(*args, **kwargs):
         raise subprocess.TimeoutExpired(args[0], kwargs["timeout"])
 
+    binary.cuobjdump_path()  # Triton, too, runs a program to find it
     monkeypatch.setattr(subprocess, "run", hang)
     with pytest.raises(DeviceError, match="longer than"):
         read_facts(CompiledBinary("k", os.urandom(8), 128, 0, 0))
