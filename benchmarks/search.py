@@ -10,8 +10,8 @@ the same file (``pip install ".[benchmarks]"``); it is given the recorded config
 restrictions, so that it too proposes valid ones only. Time is the processor time of a whole run,
 which is model time: evaluations are look-ups.
 
---transfer compares a cold start with one that begins with the best configs of a search of the same
-seed on the first file's GPU, as starting_points does with a sibling SKU.
+--transfer compares a cold start with one that is given, as foreign winners, the best configs of a
+search of the same seed on the first file's GPU.
 """
 
 from __future__ import annotations
@@ -195,9 +195,9 @@ def transfer(source_file: str, target_file: str, args: argparse.Namespace) -> No
     (source,), (target,) = read_recorded(source_file), read_recorded(target_file)
     curves: dict[str, list[list[float]]] = {"cold": [], "warm": []}
     for seed in seeds_of(args):
-        for start, first in (("cold", []), ("warm", winners(source, target, args, seed))):
+        for start, foreign in (("cold", []), ("warm", winners(source, target, args, seed))):
             run = replay_evaluations(
-                target, sampler="portfolio", num_trials=args.trials, seed=seed, first=first
+                target, sampler="portfolio", num_trials=args.trials, seed=seed, foreign=foreign
             )
             best = np.minimum.accumulate(replay_times(run)) / target.optimum_us
             curves[start].append(
@@ -207,7 +207,9 @@ def transfer(source_file: str, target_file: str, args: argparse.Namespace) -> No
         medians = [
             f"@{c} {m:.3f}" for c, m in zip(TRANSFER_COUNTS, np.median(found, axis=0), strict=True)
         ]
-        print(f"{name_of(source_file)} -> {name_of(target_file)} {start}: {'  '.join(medians)}")
+        within = f"within 10% {sum(run[-1] <= 1.1 for run in found)}/{len(found)}"
+        name = f"{name_of(source_file)} -> {name_of(target_file)} {start}"
+        print(f"{name}: {'  '.join(medians)}  {within}")
 
 
 def winners(

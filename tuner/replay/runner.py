@@ -25,6 +25,7 @@ def replay_evaluations(
     seed: int,
     can_stop: bool = False,
     first: Sequence[Config] = (),
+    foreign: Sequence[Config] = (),
 ) -> list[Evaluation]:
     """The evaluations of one run, in order.
 
@@ -35,13 +36,21 @@ def replay_evaluations(
         seed: seed of the run.
         can_stop: whether the run may end by itself before ``num_trials``.
         first: tried before anything else.
+        foreign: winners of elsewhere, nearest first; see ``ForeignStart``.
 
     Raises:
         UnknownNameError: no such sampler.
     """
     evaluations: list[Evaluation] = []
     search(
-        make_sampler(sampler, recorded.space, seed=seed, num_trials=num_trials, first=first),
+        make_sampler(
+            sampler,
+            recorded.space,
+            seed=seed,
+            num_trials=num_trials,
+            first=first,
+            foreign=foreign,
+        ),
         ReplayEvaluator(recorded),
         Stopping(
             StoppingRule(num_trials, None, recorded.space.count()),

@@ -56,13 +56,15 @@ def run_study(
         clock: seconds, monotonic.
     """
     stored = store.trials(study.study_id)
+    points = starting_points(space, store, study)
     sampler = make_sampler(
         DEFAULT_SAMPLER,
         space,
         # A search that goes on must not repeat the random draws it began with.
         seed=seed + len(stored),
         num_trials=num_trials,
-        first=starting_points(space, store, study),
+        first=points.own,
+        foreign=points.foreign,
     )
     stopping = Stopping(StoppingRule(num_trials, deadline, space.count()), gain)
     run = _Run(evaluator, store, study, listener)

@@ -24,7 +24,7 @@ from ...kernels.base import Config
 from ...search_spaces.space import JointSpace
 from .candidates import Candidates
 from .forest import Forest, ForestSettings, Vector
-from .terms import FAILED_VALUE, OptunaTerms
+from .terms import FAILED_VALUE, FOREIGN, OptunaTerms
 
 __all__ = ["PortfolioSampler", "PortfolioSettings"]
 
@@ -54,16 +54,18 @@ class PortfolioSettings:
 
 @dataclass(frozen=True)
 class _History:
-    """The trials of a study: what ended with its logarithm of time, and what is under way."""
+    """The trials of a study: what ended with its logarithm of time, what is under way, the rest."""
 
     ended: tuple[Config, ...]
     log_times: Vector
     """Infinite where a trial failed."""
     in_flight: tuple[Config, ...]
+    foreign: tuple[Config, ...]
+    """Foreign winners, tried but not learnt from: a good one can lie in a poor basin."""
 
     @property
     def tried(self) -> set[Config]:
-        return {*self.ended, *self.in_flight}
+        return {*self.ended, *self.in_flight, *self.foreign}
 
     def best(self, n: int) -> list[Config]:
         """The fastest ones that worked."""
@@ -126,22 +128,22 @@ class PortfolioSampler(BaseSampler):
             for trial in study.get_trials(deepcopy=False, states=_STATES)
             if trial.number != new.number
         ]
-        ended = [trial for trial in trials if trial.state is TrialState.COMPLETE]
+        own = [trial for trial in trials if not trial.user_attrs.get(FOREIGN)]
+        foreign = [trial for trial in trials if trial.user_attrs.get(FOREIGN)]
+        ended = [trial for trial in own if trial.state is TrialState.COMPLETE]
+        running = [trial for trial in own if trial.state is TrialState.RUNNING]
         values = np.array([trial.value for trial in ended], dtype=np.float64)
         values[values >= FAILED_VALUE] = np.inf
         return _History(
-            tuple(self._terms.config(trial.params) for trial in ended),
-            values,
-            tuple(
-                self._terms.config(trial.params)
-                for trial in trials
-                if trial.state is TrialState.RUNNING
-            ),
+            self._configs(ended), values, self._configs(running), self._configs(foreign)
         )
+
+    def _configs(self, trials: Sequence[FrozenTrial]) -> tuple[Config, ...]:
+        return tuple(self._terms.config(trial.params) for trial in trials)
 
     def _propose(self, history: _History) -> list[Config]:
         num_tried = len(history.ended) + len(history.in_flight)
-        # Whatever seeds and foreign winners came first, about half of the start is fresh.
+        # Foreign winners do not count, and however many seeds came first, half is fresh.
         lacks_fresh = self._num_fresh < self._start // 2 and num_tried < 2 * self._start
         if num_tried < self._start or lacks_fresh:
             self._num_fresh += 1

@@ -21,8 +21,9 @@ from optuna.trial import Trial, TrialState, create_trial
 from ...kernels.base import Config, ParameterValue
 from ...search_spaces.space import JointSpace
 from ..records import Evaluation
+from .foreign import ForeignStart
 from .nearest import UntriedConfigs
-from .terms import FAILED_VALUE, TEMPLATE, OptunaTerms
+from .terms import FAILED_VALUE, FOREIGN, TEMPLATE, OptunaTerms
 
 __all__ = ["OptunaSampler", "Sampler"]
 
@@ -41,13 +42,21 @@ class OptunaSampler:
     """What is to come first, then what Optuna's sampler proposes, moved off what was tried."""
 
     def __init__(
-        self, space: JointSpace, sampler: BaseSampler, *, seed: int, first: Sequence[Config] = ()
+        self,
+        space: JointSpace,
+        sampler: BaseSampler,
+        *,
+        seed: int,
+        first: Sequence[Config] = (),
+        foreign: Sequence[Config] = (),
     ) -> None:
-        """``first`` are tried before anything else, in this order."""
+        """``first`` are tried before anything else, ``foreign`` as ``ForeignStart`` says."""
         self._space = space
         self._terms = OptunaTerms(space)
         self._untried = UntriedConfigs(space)
         self._queue = deque(c for c in dict.fromkeys(first) if c in self._untried)
+        self._first = frozenset(first)
+        self._foreign = ForeignStart([c for c in foreign if c not in self._first])
         self._rng = random.Random(seed)
         self.study = _silent_study(sampler)
         """Every trial, the logarithm of its time as the objective."""
@@ -67,6 +76,8 @@ class OptunaSampler:
         """See ``Sampler``."""
         config = evaluation.config
         self._untried.remove(config)
+        if config not in self._first:
+            self._foreign.ended(evaluation)
         value = math.log(evaluation.time_us) if evaluation.time_us else FAILED_VALUE
         number = self._open.pop(config, None)
         if number is not None:
@@ -81,6 +92,9 @@ class OptunaSampler:
                 return self._opened(first)
         if not len(self._untried):
             return None
+        foreign = self._foreign.next(self._untried.__contains__)
+        if foreign is not None:
+            return self._opened(foreign)
         trial = self.study.ask()
         proposal = self._suggest(trial)
         config = self._untried.nearest(proposal, self._rng)
@@ -104,6 +118,7 @@ class OptunaSampler:
             params={**self._terms.params(config)},
             distributions={**self._terms.distributions(config)},
             value=value,
+            user_attrs={FOREIGN: config in self._foreign},
         )
         self.study.add_trial(trial)
         return self.study.get_trials(deepcopy=False)[-1].number

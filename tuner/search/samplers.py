@@ -26,7 +26,13 @@ def sampler_names() -> tuple[str, ...]:
 
 
 def make_sampler(
-    name: str, space: JointSpace, *, seed: int, num_trials: int, first: Sequence[Config] = ()
+    name: str,
+    space: JointSpace,
+    *,
+    seed: int,
+    num_trials: int,
+    first: Sequence[Config] = (),
+    foreign: Sequence[Config] = (),
 ) -> OptunaSampler:
     """The sampler of that name.
 
@@ -36,13 +42,15 @@ def make_sampler(
         seed: equal seeds and equal trials give equal proposals.
         num_trials: how long the search may become.
         first: tried before anything else, in this order.
+        foreign: tried between random configs, nearest first, as long as they do well.
 
     Raises:
         UnknownNameError: no such sampler.
     """
     if name not in _SAMPLERS:
         raise UnknownNameError("sampler", name, _SAMPLERS)
-    return OptunaSampler(space, _SAMPLERS[name](space, seed, num_trials), seed=seed, first=first)
+    sampler = _SAMPLERS[name](space, seed, num_trials)
+    return OptunaSampler(space, sampler, seed=seed, first=first, foreign=foreign)
 
 
 def _portfolio(space: JointSpace, seed: int, num_trials: int) -> BaseSampler:

@@ -1,13 +1,14 @@
 """What a search tries before it searches: the default, hand-picked seeds, foreign winners.
 
-A foreign winner can mislead, so there are few of them, and the sampler keeps half of its start for
-fresh configs whatever comes first.
+A foreign winner can mislead, so there are few of them and they are kept apart: ``ForeignStart``
+decides how many of them are tried.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from ...kernels.base import Config, Problem
 from ...search_spaces.space import JointSpace
@@ -15,7 +16,13 @@ from ..records import Provenance, StudyKey, TrialStatus
 from ..store import Store
 from ..store.records import StudyRecord, WinnerRecord
 
-__all__ = ["MAX_FOREIGN_WINNERS", "problem_distance", "starting_points", "winner_distance"]
+__all__ = [
+    "MAX_FOREIGN_WINNERS",
+    "StartingPoints",
+    "problem_distance",
+    "starting_points",
+    "winner_distance",
+]
 
 MAX_FOREIGN_WINNERS = 8
 
@@ -25,12 +32,22 @@ _STRANGER_OCTAVES = 4.0
 """The same for another compute capability."""
 
 
-def starting_points(space: JointSpace, store: Store, study: StudyRecord) -> list[Config]:
-    """Configs to try first, without repeats.
+@dataclass(frozen=True)
+class StartingPoints:
+    """Configs to begin with, each once."""
 
-    The defaults of all templates and the seeds; then the winners of the same operation nearest
-    first, be it another problem on this SKU or a measured one on another SKU; then, as far as there
-    is room among the foreign ones, the finalists behind the nearest winners.
+    own: tuple[Config, ...]
+    """The defaults of all templates and the seeds."""
+    foreign: tuple[Config, ...]
+    """Winners from elsewhere, nearest first."""
+
+
+def starting_points(space: JointSpace, store: Store, study: StudyRecord) -> StartingPoints:
+    """Configs to begin with.
+
+    The defaults of all templates and the seeds; beside them the winners of the same operation,
+    nearest first, be it another problem on this SKU or a measured one on another SKU; then, as far
+    as there is room among the foreign ones, the finalists behind the nearest winners.
     """
     foreign = sorted(
         (
@@ -40,14 +57,14 @@ def starting_points(space: JointSpace, store: Store, study: StudyRecord) -> list
         ),
         key=lambda winner: (winner_distance(study.key, winner.study.key), -winner.winner_id),
     )
-    own = list(space.valid_seeds())
+    own = tuple(space.valid_seeds())
     taken: list[Config] = []
     for config in _configs(foreign, store):
         if len(taken) == MAX_FOREIGN_WINNERS:
             break
         if config not in own and config not in taken and space.check(config) is None:
             taken.append(config)
-    return own + taken
+    return StartingPoints(own, tuple(taken))
 
 
 def _counts(winner: WinnerRecord, mine: StudyKey) -> bool:

@@ -15,10 +15,12 @@ from ...kernels.base import Config, ParameterValue
 from ...search_spaces.parameters import Parameter
 from ...search_spaces.space import JointSpace
 
-__all__ = ["FAILED_VALUE", "TEMPLATE", "OptunaTerms"]
+__all__ = ["FAILED_VALUE", "FOREIGN", "TEMPLATE", "OptunaTerms"]
 
 Distribution = IntDistribution | CategoricalDistribution
 TEMPLATE = "template"
+FOREIGN = "foreign"
+"""Attribute of a trial: whether its config is a foreign winner."""
 FAILED_VALUE = 27.6
 """Objective of a trial without a time, where others have the logarithm of their microseconds:
 slower than anything that runs (11 days), so that it is avoided."""

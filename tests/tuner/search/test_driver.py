@@ -214,9 +214,8 @@ def decided(store, device, config, **key_changes):
 
 def foreign(space, store, study) -> list[Config]:
     points = starting_points(space, store, study)
-    seeds = space.valid_seeds()
-    assert tuple(points[: len(seeds)]) == seeds
-    return points[len(seeds) :]
+    assert points.own == space.valid_seeds()
+    return list(points.foreign)
 
 
 @pytest.fixture
