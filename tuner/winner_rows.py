@@ -222,7 +222,7 @@ def _text(row: Row, name: str) -> str:
 def _integer(row: Row, name: str) -> int:
     value = row.get(name)
     if not isinstance(value, int) or value < 0:
-        raise _RefusedRow(f"{name}={value!r} is not a positive integer")
+        raise _RefusedRow(f"{name}={value!r} is not an integer of at least 0")
     return value
 
 
