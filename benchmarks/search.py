@@ -207,7 +207,9 @@ def transfer(source_file: str, target_file: str, args: argparse.Namespace) -> No
         medians = [
             f"@{c} {m:.3f}" for c, m in zip(TRANSFER_COUNTS, np.median(found, axis=0), strict=True)
         ]
-        within = f"within 10% {sum(run[-1] <= 1.1 for run in found)}/{len(found)}"
+        within = (
+            f"within 10% @{TRANSFER_COUNTS[-1]} {sum(r[-1] <= 1.1 for r in found)}/{len(found)}"
+        )
         name = f"{name_of(source_file)} -> {name_of(target_file)} {start}"
         print(f"{name}: {'  '.join(medians)}  {within}")
 
