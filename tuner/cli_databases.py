@@ -18,7 +18,7 @@ from .cli_options import (
     parse_names,
     require_database_name,
 )
-from .paths import readable_databases
+from .paths import readable_databases, user_database_path
 from .rendering import Format, render_record
 
 __all__ = ["add_to"]
@@ -129,17 +129,28 @@ def import_(
     from .store.transfer import import_json
 
     data = _read(file)
-    with Store.open(db) as store:
-        try:
+    try:
+        if _is_absent(db):
+            # A file that cannot be imported must not leave a new, empty database behind.
+            with Store.open("sqlite://") as rehearsal:
+                import_json(rehearsal, data)
+        with Store.open(db) as store:
             summary = import_json(store, data)
-        except UsageError as error:
-            raise UsageError(f"{file!r} cannot be imported: {error}") from error
+    except UsageError as error:
+        raise UsageError(f"{file!r} cannot be imported: {error}") from error
     record = {
         "studies": summary.num_studies,
         "trials": summary.num_trials,
         "winners": summary.num_winners,
     }
     typer.echo(render_record(record, form))
+
+
+def _is_absent(db: str | None) -> bool:
+    """Whether the database is a file that is not there yet."""
+    if db is not None and "://" in db:
+        return False
+    return not (user_database_path() if db is None else Path(db)).exists()
 
 
 def _write(path: Path, text: str) -> None:

@@ -234,6 +234,8 @@ def test_an_import_file_that_does_not_fit(text: str, says: str, fails, database:
     before = content()
     fails("import", "x.json", "--db", database, code=2, says=says)
     assert content() == before
+    fails("import", "x.json", "--db", "new.db", code=2, says=says)
+    assert not Path("new.db").exists()
 
 
 def test_a_problem_without_a_winner_is_a_failure(
