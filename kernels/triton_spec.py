@@ -19,9 +19,14 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from .base import CompiledBinary
 
-__all__ = ["BoundTritonKernel", "TritonKernelSpec"]
+__all__ = ["BoundTritonKernel", "TritonKernelSpec", "eviction_policy"]
 
 WARP_SIZE = 32
+
+
+def eviction_policy(name: str) -> str:
+    """The policy as ``tl.load`` takes it: Triton 3.6 and 3.7 know the normal one only as none."""
+    return "" if name == "evict_normal" else name
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..base import Config, KernelTemplate, LaunchEstimate
 from ..device import DeviceSpec
 from ..source_hash import source_hash
-from ..triton_spec import BoundTritonKernel, TritonKernelSpec
+from ..triton_spec import BoundTritonKernel, TritonKernelSpec, eviction_policy
 from .problem import DTYPE_BYTES, GdnDecodeProblem
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _spec(
             "HAS_STATE_IN": variant.has_state_in,
             "HAS_STATE_OUT": variant.has_state_out,
             "IS_VARLEN": variant.is_varlen,
-            "STATE_EVICTION": config.state_eviction,
+            "STATE_EVICTION": eviction_policy(config.state_eviction),
         },
         aligned=frozenset((*pointers, *strides) if variant.is_aligned else ()),
         num_warps=config.num_warps,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..base import Config, KernelTemplate, LaunchEstimate
 from ..device import DeviceSpec
 from ..source_hash import source_hash
-from ..triton_spec import BoundTritonKernel, TritonKernelSpec
+from ..triton_spec import BoundTritonKernel, TritonKernelSpec, eviction_policy
 from .problem import DTYPE_BYTES, PagedDecodeProblem
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _specs(
             "MERGE": config.merge,
             "PREFETCH_PAGES": config.prefetch_pages,
             "SWAP_AB": config.swap_ab,
-            "KV_EVICTION": config.kv_eviction,
+            "KV_EVICTION": eviction_policy(config.kv_eviction),
             "STORE_LSE": stores_lse,
         },
         aligned=frozenset((*pointers, *strides, *out_strides) if is_aligned else ("partial_out",)),
