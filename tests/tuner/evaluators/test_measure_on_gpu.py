@@ -69,15 +69,18 @@ def test_graph_and_event_times_agree_for_a_long_kernel(problem_of: Any) -> None:
     outputs = gpu_toy_op.make_outputs(problem, inputs)
     launcher = gpu_toy_op.GpuToyLauncher(config(), inputs["x"].device)
 
-    def median_us(timer: CudaTimer) -> float:
-        run = timer.prepare([lambda: launcher.launch(inputs, outputs)], 4)
-        timer.time_us([run] * 3)
-        return statistics.median(timer.time_us([run] * 10))
-
     launcher.launch(inputs, outputs)
-    eager_us = median_us(CudaTimer(is_graph=False))
+    timers = [CudaTimer(is_graph=False), CudaTimer(is_graph=True)]
+    runs = [timer.prepare([lambda: launcher.launch(inputs, outputs)], 4) for timer in timers]
+    samples_us: list[list[float]] = [[], []]
+    # In turns, and the least of many: whoever shares the GPU delays both timers alike and, of
+    # twenty short samples, leaves some alone.
+    for _ in range(20):
+        for timer, run, taken in zip(timers, runs, samples_us, strict=True):
+            taken += timer.time_us([run])
+    eager_us, graph_us = map(min, samples_us)
     assert eager_us > 200.0
-    assert median_us(CudaTimer(is_graph=True)) == pytest.approx(eager_us, rel=0.10)
+    assert graph_us == pytest.approx(eager_us, rel=0.10)
 
 
 def test_a_bandwidth_bound_copy_is_timed_below_the_peak(evaluator_for: Any) -> None:
