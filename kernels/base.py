@@ -107,13 +107,24 @@ class Problem(ABC):
         """Least device-memory traffic: each input read once, each output written once."""
 
     @property
+    def num_input_variants(self) -> int:
+        """Kinds of inputs that seeds 0, 1, ... give in turn; copies to time hold each as often."""
+        return 1
+
+    @property
     @abstractmethod
     def compute_dtype(self) -> str:
         """The operand dtype whose peak rate bounds this problem (torch's name)."""
 
-    def check_sizes(self) -> None:
-        """Raises ``UsageError`` where an integer field is below 1 or no 32-bit integer."""
+    def check_sizes(self, besides: Collection[str] = ()) -> None:
+        """Raises ``UsageError`` where an integer field is below 1 or no 32-bit integer.
+
+        Args:
+            besides: Fields that are checked elsewhere.
+        """
         for name, value in self.as_dict().items():
+            if name in besides:
+                continue
             if isinstance(value, int) and not isinstance(value, bool) and not 1 <= value < 2**31:
                 raise UsageError(
                     f"{name}={value!r} of a {self.op} problem must be from 1 to 2147483647"

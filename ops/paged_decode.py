@@ -76,7 +76,15 @@ def paged_decode(
     scale = _check_scale(sm_scale, q.shape[2])
     lse = q.new_empty(q.shape[:2], dtype=torch.float32) if return_lse else None
     if q.shape[0] > 0:
-        inputs = PagedDecodeInputs(q, kv_cache, kv_indptr, kv_indices, kv_last_page_len, scale)
+        inputs = PagedDecodeInputs(
+            q=q,
+            k_cache=kv_cache[:, 0],
+            v_cache=kv_cache[:, 1],
+            kv_indices=kv_indices,
+            kv_indptr=kv_indptr,
+            kv_last_page_len=kv_last_page_len,
+            sm_scale=scale,
+        )
         with on_device(q.device):
             _launch(inputs, PagedDecodeOutputs(out, lse))
     return out if lse is None else (out, lse)
@@ -92,12 +100,22 @@ def resolve_paged_decode(
         UnsupportedError: no template serves the problem on this GPU.
         StoreError: a database cannot be read.
     """
-    page_size = kv_cache.shape[2]
+    return _resolve_sizes(q, kv_cache[:, 0], kv_indices)
+
+
+def _resolve(inputs: PagedDecodeInputs) -> LookupResult:
+    return _resolve_sizes(inputs.q, inputs.k_cache, inputs.kv_indices)
+
+
+def _resolve_sizes(
+    q: torch.Tensor, k_cache: torch.Tensor, kv_indices: torch.Tensor
+) -> LookupResult:
+    page_size, num_kv_heads = k_cache.shape[1:3]
     problem = _problem(
         batch=q.shape[0],
         kv_len=_kv_bucket(kv_indices.numel() * page_size, q.shape[0]),
         num_qo_heads=q.shape[1],
-        num_kv_heads=kv_cache.shape[3],
+        num_kv_heads=num_kv_heads,
         head_dim=q.shape[2],
         page_size=page_size,
         dtype=dtype_name(q.dtype),
@@ -117,8 +135,8 @@ def _kv_bucket(num_tokens: int, batch: int) -> int:
 
 
 def _launch(inputs: PagedDecodeInputs, outputs: PagedDecodeOutputs) -> None:
-    q, cache = inputs.q, inputs.kv_cache
-    result = resolve_paged_decode(q, cache, inputs.kv_indices)
+    q, cache = inputs.q, inputs.k_cache
+    result = _resolve(inputs)
     problem = result.problem
     assert isinstance(problem, PagedDecodeProblem)
     key = (

@@ -1,23 +1,30 @@
-"""The paged-decode problem: one query token a request against a paged KV cache."""
+"""The paged-decode problem: a few query tokens a request against a paged KV cache."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
+from ...errors import UsageError
 from ..base import Problem
+from .lengths import LENGTH_MIXES, NUM_VARIANTS, request_lengths
 
-__all__ = ["DTYPE_BYTES", "PagedDecodeProblem"]
+__all__ = ["DTYPE_BYTES", "KV_DTYPE_BYTES", "PagedDecodeProblem"]
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2}
+"""Of q and the output."""
+KV_DTYPE_BYTES = {**DTYPE_BYTES, "float8_e4m3fn": 1, "float8_e5m2": 1}
+"""Of the KV cache: q's dtype, or an 8-bit one."""
 
 
 @dataclass(frozen=True)
 class PagedDecodeProblem(Problem):
-    """``batch`` requests of ``kv_len`` tokens each; layout NHD, CSR page tables.
+    """``batch`` requests that attend with ``query_len`` tokens each to a paged KV cache.
 
-    q ``[batch, num_qo_heads, head_dim]``, KV cache
-    ``[num_pages, 2, page_size, num_kv_heads, head_dim]``.
+    q ``[batch * query_len, num_qo_heads, head_dim]``; K and V pools of pages of ``page_size``
+    tokens for ``num_kv_heads`` heads. Where ``head_dim_v`` is less than ``head_dim`` (MLA), V is
+    the first ``head_dim_v`` values of the row of K and is stored once.
     """
 
     op: ClassVar[str] = "paged_decode"
@@ -26,19 +33,63 @@ class PagedDecodeProblem(Problem):
     batch: int
     """Requests."""
     kv_len: int
-    """Tokens in the cache of each request."""
+    """Tokens of a request; the longest request where ``lengths`` says that they differ."""
     num_qo_heads: int
     num_kv_heads: int
     head_dim: int
+    """Of q and K."""
     page_size: int
     """Tokens of one page."""
     dtype: str
-    """Of q, the KV cache and the output: ``bfloat16`` or ``float16``."""
+    """Of q and the output: ``bfloat16`` or ``float16``."""
+    kv_dtype: str = ""
+    """Of the cache: as ``dtype`` (also for an empty word), ``float8_e4m3fn`` or ``float8_e5m2``."""
+    query_len: int = 1
+    """Query tokens of each request, the last ones of its sequence."""
+    head_dim_v: int = 0
+    """Of V and the output; 0: as ``head_dim``."""
+    kv_layout: str = "NHD"
+    """Order within a page: ``NHD`` (token, head, dimension) or ``HND``."""
+    lengths: str = "equal"
+    """How tokens are spread over the requests: one of ``LENGTH_MIXES``."""
+    window_left: int = -1
+    """Tokens before a query that it attends to besides itself; -1: all."""
+    is_causal: bool = True
+    """Whether a query token attends to none of the tokens after it."""
+    has_soft_cap: bool = False
+    """Whether logits x become cap * tanh(x / cap)."""
+    has_sinks: bool = False
+    """Whether every query head has a logit without a value in its softmax."""
+    has_alibi: bool = False
+    """Whether a slope per query head times the (negative) distance is added to the logits."""
+    has_rope: bool = False
+    """Whether q and K are rotated by their positions in the kernel."""
 
     def __post_init__(self) -> None:
-        self.check_sizes()
+        # Frozen: the two words that stand for another field's value are spelt out once.
+        object.__setattr__(self, "kv_dtype", self.kv_dtype or self.dtype)
+        object.__setattr__(self, "head_dim_v", self.head_dim_v or self.head_dim)
+        self.check_sizes(besides=("window_left",))
         self.check_one_of("dtype", DTYPE_BYTES)
+        self.check_one_of("kv_dtype", (self.dtype, "float8_e4m3fn", "float8_e5m2"))
+        self.check_one_of("kv_layout", ("NHD", "HND"))
+        self.check_one_of("lengths", LENGTH_MIXES)
         self.check_multiple("num_qo_heads", "num_kv_heads")
+        if not -1 <= self.window_left < 2**31:
+            raise self._wrong("window_left", "-1 (none) or a number of tokens")
+        if self.head_dim_v > self.head_dim:
+            raise self._wrong("head_dim_v", f"at most head_dim={self.head_dim}")
+        if self.is_latent and self.num_kv_heads != 1:
+            raise self._wrong("num_kv_heads", f"1 where head_dim_v < head_dim={self.head_dim}")
+        if self.has_soft_cap and self.has_alibi:
+            # Peers disagree on the order of the two; no model has both.
+            raise self._wrong("has_soft_cap", "false where has_alibi is true")
+        if self.is_latent and self.has_rope:
+            raise self._wrong("has_rope", "false where head_dim_v < head_dim (rotate before)")
+
+    def _wrong(self, name: str, allowed: str) -> UsageError:
+        value = getattr(self, name)
+        return UsageError(f"{name}={value!r} of a {self.op} problem must be {allowed}")
 
     @property
     def group_size(self) -> int:
@@ -46,16 +97,45 @@ class PagedDecodeProblem(Problem):
         return self.num_qo_heads // self.num_kv_heads
 
     @property
+    def rows_per_kv_head(self) -> int:
+        """Rows of q that read the same K and V: query heads of a group times query tokens."""
+        return self.group_size * self.query_len
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether V is a part of K's row (MLA)."""
+        return self.head_dim_v != self.head_dim
+
+    @property
+    def num_input_variants(self) -> int:
+        """Inputs of a problem of mixed lengths differ; copies come in multiples of this."""
+        return NUM_VARIANTS if self.lengths == "mixed" else 1
+
+    @cached_property
+    def tokens_read(self) -> int:
+        """Tokens of K and V that one launch has to read, in the mean of the variants."""
+        total = 0
+        for seed in range(self.num_input_variants):
+            lengths = request_lengths(self.lengths, self.batch, self.kv_len, seed)
+            if self.window_left >= 0:
+                window = self.window_left + self.query_len
+                lengths = [min(length, window) for length in lengths]
+            total += sum(lengths)
+        return total // self.num_input_variants
+
+    @property
     def flops(self) -> int:
-        """Q k^T and p v: 4 x tokens x query heads x head_dim."""
-        return 4 * self.batch * self.kv_len * self.num_qo_heads * self.head_dim
+        """Q k^T and p v: 2 x tokens x query rows of a head x (head_dim + head_dim_v)."""
+        rows = self.num_qo_heads * self.query_len
+        return 2 * self.tokens_read * rows * (self.head_dim + self.head_dim_v)
 
     @property
     def bytes_moved(self) -> int:
         """K, V, q and the output; page table and partial results are not counted."""
-        kv = 2 * self.batch * self.kv_len * self.num_kv_heads * self.head_dim
-        q_and_out = 2 * self.batch * self.num_qo_heads * self.head_dim
-        return (kv + q_and_out) * DTYPE_BYTES[self.dtype]
+        values = self.head_dim if self.is_latent else 2 * self.head_dim
+        kv = self.tokens_read * self.num_kv_heads * values * KV_DTYPE_BYTES[self.kv_dtype]
+        rows = self.batch * self.query_len * self.num_qo_heads
+        return kv + rows * (self.head_dim + self.head_dim_v) * DTYPE_BYTES[self.dtype]
 
     @property
     def compute_dtype(self) -> str:

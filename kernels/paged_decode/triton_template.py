@@ -232,10 +232,10 @@ class PagedDecodeTritonLauncher:
         config: PagedDecodeTritonConfig,
         inputs: PagedDecodeInputs,
     ) -> None:
-        q, cache = inputs.q, inputs.kv_cache
+        q, cache = inputs.q, inputs.k_cache
         self.problem, self.config = problem, config
         self.batch = q.shape[0]
-        num_items = config.num_work_items(self.batch, inputs.kv_indices.numel() * cache.shape[2])
+        num_items = config.num_work_items(self.batch, inputs.kv_indices.numel() * cache.shape[1])
         heads, head_dim = q.shape[1:]
         scratch_items = num_items if config.is_split else 0
         lengths = inputs.kv_indptr
@@ -273,10 +273,10 @@ class PagedDecodeTritonLauncher:
     def launch(self, inputs: PagedDecodeInputs, outputs: PagedDecodeOutputs) -> None:
         """Enqueues the attention launch and, where the config has one, the merge launch."""
         q, out = inputs.q, outputs.out
-        k, v = inputs.kv_cache[:, 0], inputs.kv_cache[:, 1]
+        k, v = inputs.k_cache, inputs.v_cache
         lse = outputs.lse if outputs.lse is not None else self.partial_lse
         stride_page, stride_token, stride_head = k.stride()[:3]
-        kernels = self._bound(_is_aligned(q, inputs.kv_cache, out), outputs.lse is not None)
+        kernels = self._bound(_is_aligned(q, inputs.k_cache, out), outputs.lse is not None)
         split = (self.batch, self.config.num_splits, self.config.split_tokens)
         kernels[0](
             self.grid,
