@@ -9,6 +9,7 @@ reasons and the figures.
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -82,6 +83,7 @@ def measure(
     *,
     best_us: float | None = None,
     keep_samples: bool = False,
+    num_variants: int = 1,
 ) -> Measurement:
     """Times a config whose launches are ``calls``, one a copy of the data.
 
@@ -91,12 +93,14 @@ def measure(
         settings: How much is enough.
         best_us: Best time so far, against which a hopeless config is cut.
         keep_samples: Whether the result keeps the raw samples.
+        num_variants: Kinds of data that the copies hold in turn; the time is the mean over them.
     """
     limit_us = math.inf if best_us is None else settings.prune_ratio * best_us
-    rough_us = timer.rough_us(calls[0])
+    rough_us = statistics.fmean(timer.rough_us(call) for call in calls[:num_variants])
     if rough_us - _EAGER_OVERHEAD_US > limit_us:
         return Measurement(timing_of([rough_us]), is_pruned=True)
-    for call in calls[1:]:  # compilers load their code at the first launch, outside any capture
+    # Compilers load their code at the first launch, which no capture may contain.
+    for call in calls[num_variants:]:
         call()
     pilot = timer.prepare(calls, min(len(calls), settings.pilot_launches))
     estimates_us = timer.time_us([pilot, pilot])
@@ -135,6 +139,7 @@ def count_copies(
     l2_bytes: int,
     free_bytes: int,
     settings: MeasureSettings,
+    num_variants: int = 1,
 ) -> int:
     """Private copies of the data to rotate: enough to cover the L2 several times, memory allowing.
 
@@ -144,10 +149,13 @@ def count_copies(
         l2_bytes: Size of the cache to outrun.
         free_bytes: Device memory that is free.
         settings: Factors and caps.
+        num_variants: Kinds of data that copies hold in turn; each kind gets equally many.
     """
     wanted = math.ceil(settings.cold_l2_factor * l2_bytes / max(bytes_moved, 1))
     affordable = int(settings.memory_share * free_bytes / max(bytes_held, 1))
-    return max(1, min(max(wanted, 2), affordable, settings.max_copies))
+    allowed = min(affordable, settings.max_copies)
+    turns = min(math.ceil(max(wanted, 2) / num_variants), allowed // num_variants)
+    return num_variants * max(1, turns)
 
 
 def sample_until_enough(

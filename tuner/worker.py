@@ -221,7 +221,7 @@ def _make_copies(task: Task, operation: Operation) -> list[_Copy]:
     held_before = _memory(task.torch_device).held
     copies = [make(0)]
     memory = _memory(task.torch_device)
-    wanted = 1
+    wanted = task.problem.num_input_variants
     if task.policy.is_cold_l2:
         wanted = count_copies(
             bytes_moved=task.problem.bytes_moved,
@@ -229,6 +229,7 @@ def _make_copies(task: Task, operation: Operation) -> list[_Copy]:
             l2_bytes=task.l2_bytes if memory.is_device else 0,
             free_bytes=memory.free,
             settings=task.settings,
+            num_variants=task.problem.num_input_variants,
         )
     copies += [make(index) for index in range(1, wanted)]
     return copies
@@ -270,7 +271,13 @@ def _time(state: _State, config: Config, verdict: Verdict, best_us: float | None
     launch_on, calls = _launches(state, config)
     first = state.operation.make_outputs(state.task.problem, state.copies[0].inputs)
     launch_on(state.copies[0].inputs, first)
-    measurement = measure(calls, state.timer, state.task.settings, best_us=best_us)
+    measurement = measure(
+        calls,
+        state.timer,
+        state.task.settings,
+        best_us=best_us,
+        num_variants=state.task.problem.num_input_variants,
+    )
     if measurement.is_pruned and best_us is not None:
         ratio = measurement.timing.median_us / best_us
         reason = f"cut: {ratio:.2f} times the best time so far"

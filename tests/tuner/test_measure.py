@@ -119,3 +119,38 @@ def test_copies_outrun_the_l2_as_far_as_memory_allows(
         settings=SETTINGS,
     )
     assert count == copies
+
+
+@pytest.mark.parametrize(
+    ("moved", "free", "copies"),
+    [
+        pytest.param(100 * MIB, 10_000 * MIB, 4, id="at-least-each-once"),
+        pytest.param(25 * MIB, 10_000 * MIB, 12, id="rounded-up"),
+        pytest.param(25 * MIB, 500 * MIB, 8, id="memory-rounds-down"),
+        pytest.param(100 * MIB, 250 * MIB, 4, id="each-once-even-where-memory-is-short"),
+    ],
+)
+def test_copies_hold_every_variant_equally_often(moved: int, free: int, copies: int) -> None:
+    count = count_copies(
+        bytes_moved=moved,
+        bytes_held=moved,
+        l2_bytes=60 * MIB,
+        free_bytes=free,
+        settings=SETTINGS,
+        num_variants=4,
+    )
+    assert count == copies
+
+
+def test_a_config_is_not_cut_for_the_slowest_of_several_variants() -> None:
+    def slow() -> None: ...
+
+    def fast() -> None: ...
+
+    timer = FakeTimer(lambda call: 3000.0 if call is slow else 1000.0)
+    calls = [slow, fast, fast, fast]
+    timed = FakeTimer(lambda call: {slow: 3000.0, fast: 1000.0}[call])
+    # The fake replays report the first call alone, so only the eager estimate is judged here.
+    timed.time_us = lambda runs, *, is_kept=False: [1500.0 for _ in runs]  # type: ignore[method-assign]
+    assert not measure(calls, timed, SETTINGS, best_us=1500.0, num_variants=4).is_pruned
+    assert measure(calls, timer, SETTINGS, best_us=1500.0).is_pruned
