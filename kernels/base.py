@@ -29,6 +29,8 @@ __all__ = [
     "Launcher",
     "Operation",
     "ParameterValue",
+    "Part",
+    "PartwiseLauncher",
     "Problem",
     "canonical_json",
 ]
@@ -258,6 +260,25 @@ class Launcher(Protocol):
         """Enqueues the kernels on the current stream; never compiles, allocates or waits."""
 
 
+class PartwiseLauncher(Launcher, Protocol):
+    """A launcher of a template that has parts; ``launch`` is all parts in their order."""
+
+    def launch_part(self, part: str, inputs: Any, outputs: Any) -> None:
+        """Enqueues the kernels of one part, on what the parts before it left.
+
+        May be repeated: no part overwrites what it reads.
+        """
+
+
+@dataclass(frozen=True)
+class Part:
+    """Kernels of a config that are searched by themselves: their time adds to the others'."""
+
+    name: str
+    kernels: tuple[str, ...]
+    """``KernelSpec.name`` of each; a kernel belongs to one part."""
+
+
 class KernelTemplate(ABC):
     """A parametric kernel for an operation in one language."""
 
@@ -288,6 +309,15 @@ class KernelTemplate(ABC):
         self, problem: Any, config: Config, device: DeviceSpec
     ) -> tuple[LaunchEstimate, ...]:
         """One estimate a launch, in launch order."""
+
+    def parts(self, problem: Any, config: Config) -> tuple[Part, ...]:
+        """The parts of the config's algorithm in launch order; all its kernels, or none.
+
+        Depends on nothing but the parameters that belong to no part (``Parameter.part``). Launchers
+        of a config with parts are ``PartwiseLauncher``. Where there are fewer than two, the
+        algorithm is searched as a whole.
+        """
+        return ()
 
     def launch_key(self, problem: Any, config: Config) -> str | None:
         """Text that is equal for two configs only if they launch their kernels in the same way.

@@ -28,6 +28,9 @@ class Parameter:
     """Whether neighbours in ``values`` behave alike (a size) or not (a nominal choice)."""
     active_when: ActiveWhen | None = None
     """None for a parameter that every config has."""
+    part: str = ""
+    """Part of the template (``KernelTemplate.parts``) that alone it concerns; empty for a parameter
+    that several share or that chooses the algorithm."""
 
     def __post_init__(self) -> None:
         assert self.values, f"parameter {self.name!r} has no values"
@@ -41,23 +44,25 @@ class Parameter:
         return tuple(self.values[i] for i in (index - 1, index + 1) if 0 <= i < len(self.values))
 
 
-def ordered(name: str, *values: int, active_when: ActiveWhen | None = None) -> Parameter:
+def ordered(
+    name: str, *values: int, active_when: ActiveWhen | None = None, part: str = ""
+) -> Parameter:
     """A parameter whose listed integers are sizes: adjacent values behave alike."""
-    return Parameter(name, tuple(values), True, active_when)
+    return Parameter(name, tuple(values), True, active_when, part)
 
 
 def powers_of_two(
-    name: str, low: int, high: int, *, active_when: ActiveWhen | None = None
+    name: str, low: int, high: int, *, active_when: ActiveWhen | None = None, part: str = ""
 ) -> Parameter:
     """Every power of two in [low, high]; both ends are powers of two."""
     assert 0 < low <= high
     assert low.bit_count() == high.bit_count() == 1
     values = tuple(1 << e for e in range(low.bit_length() - 1, high.bit_length()))
-    return Parameter(name, values, True, active_when)
+    return Parameter(name, values, True, active_when, part)
 
 
 def categorical(
-    name: str, *values: ParameterValue, active_when: ActiveWhen | None = None
+    name: str, *values: ParameterValue, active_when: ActiveWhen | None = None, part: str = ""
 ) -> Parameter:
     """A nominal choice: no value is nearer to another."""
-    return Parameter(name, tuple(values), False, active_when)
+    return Parameter(name, tuple(values), False, active_when, part)

@@ -50,6 +50,10 @@ class SearchSpace:
     def __post_init__(self) -> None:
         reason = self.check(self.default)
         assert reason is None, f"default of {self.template}: {reason}"
+        part_of = {p.name: p.part for p in self.parameters}
+        for p in self.parameters:
+            above = part_of[p.active_when.parent] if p.active_when else ""
+            assert above in ("", p.part), f"{p.name} of part {p.part!r} hangs under part {above!r}"
 
     def active_parameters(self, values: Mapping[str, ParameterValue]) -> tuple[Parameter, ...]:
         """The parameters that exist under these values of their parents."""
@@ -250,6 +254,7 @@ class SearchSpace:
                     [p.active_when.parent, sorted(map(str, p.active_when.values))]
                     if p.active_when
                     else None,
+                    *([p.part] if p.part else []),
                 ]
                 for p in self.parameters
             ),

@@ -14,6 +14,7 @@ from ..kernels.base import Config, Problem, canonical_json
 from ..kernels.device import DeviceSpec
 
 __all__ = [
+    "OLDEST_READ_SCHEMA",
     "SCHEMA_VERSION",
     "BinaryFacts",
     "Evaluation",
@@ -25,8 +26,10 @@ __all__ = [
     "TrialStatus",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Number of the database schema this version writes; ``PRAGMA user_version`` of the file."""
+OLDEST_READ_SCHEMA = 1
+"""Oldest schema that is read as it stands; writing migrates it."""
 
 
 class TrialStatus(StrEnum):
@@ -161,11 +164,13 @@ class StudyKey:
     space_fingerprint: str
     template_hashes: tuple[tuple[str, str], ...]
     """(template name, source hash), sorted."""
+    part: str = ""
+    """What alone its trials timed, an algorithm and one of its parts; empty for the operation."""
 
     @property
     def digest(self) -> str:
         """Hex identity of the study."""
-        parts = {
+        parts: dict[str, object] = {
             "op": self.problem.op,
             "problem": self.problem.as_dict(),
             "sku": self.device.sku,
@@ -177,4 +182,6 @@ class StudyKey:
             "space": self.space_fingerprint,
             "templates": [list(pair) for pair in self.template_hashes],
         }
+        if self.part:
+            parts["part"] = self.part
         return hashlib.sha256(canonical_json(parts).encode()).hexdigest()

@@ -190,6 +190,8 @@ class StudyRow(Base):
     provenance: Mapped[str]
     policy: Mapped[str]
     space_fingerprint: Mapped[str]
+    part: Mapped[str] = mapped_column(server_default="")
+    """``StudyKey.part``; such a study is never decided."""
     seed: Mapped[int] = mapped_column(BigInteger)
     created_ms: Mapped[int] = mapped_column(BigInteger)
     """Milliseconds since 1970, UTC; so everywhere: six bytes instead of a text's twenty."""

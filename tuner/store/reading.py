@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, literal, select
 
 from ...errors import StoreError, UsageError
 from ...kernels.base import Config, Problem
@@ -68,8 +68,12 @@ def study_filter(op: str | None, skus: Sequence[str] | None) -> list[ColumnEleme
 class Reader:
     """Reads inside one transaction; what it decoded once it keeps."""
 
-    def __init__(self, connection: Connection, damaged: dict[str, None]) -> None:
+    def __init__(
+        self, connection: Connection, damaged: dict[str, None], *, has_parts: bool = True
+    ) -> None:
+        """``has_parts`` is whether the schema knows studies of parts."""
         self._connection = connection
+        self._has_parts = has_parts
         self._damaged = damaged
         """Ordered set of notes, shared with the store."""
         self._problems: dict[int, Problem] = {}
@@ -83,7 +87,7 @@ class Reader:
 
     def studies(self, *conditions: ColumnElement[bool]) -> list[StudyRecord]:
         """The studies that meet the conditions, oldest first."""
-        rows = self._connection.execute(_studies_query().where(*conditions)).all()
+        rows = self._connection.execute(_studies_query(self._has_parts).where(*conditions)).all()
         templates = self._templates_of([row.study_id for row in rows])
         counts = self._trial_counts()
         found = []
@@ -184,6 +188,7 @@ class Reader:
             policy=POLICIES[row.policy],
             space_fingerprint=str(row.space_fingerprint),
             template_hashes=tuple(sorted(templates)),
+            part=str(row.part),
         )
 
     def _templates_of(self, study_ids: Sequence[int]) -> dict[int, list[tuple[str, str]]]:
@@ -276,7 +281,7 @@ class Reader:
         return found
 
 
-def _studies_query() -> Select[Any]:
+def _studies_query(has_parts: bool) -> Select[Any]:
     columns: list[Any] = [
         StudyRow.id.label("study_id"),
         StudyRow.problem_id,
@@ -284,6 +289,7 @@ def _studies_query() -> Select[Any]:
         StudyRow.provenance,
         StudyRow.policy,
         StudyRow.space_fingerprint,
+        StudyRow.part if has_parts else literal("").label("part"),
         StudyRow.seed,
         StudyRow.created_ms,
         ProblemRow.op,

@@ -11,7 +11,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, inspect
 
 from ...errors import StoreError
-from ..records import SCHEMA_VERSION
+from ..records import OLDEST_READ_SCHEMA, SCHEMA_VERSION
 from .location import Location
 
 __all__ = ["APPLICATION_ID", "check_schema", "migrate", "schema_version"]
@@ -48,10 +48,11 @@ def schema_version(connection: Connection, location: Location) -> int:
 
 
 def check_schema(connection: Connection, location: Location, *, will_migrate: bool) -> bool:
-    """Whether the schema must be migrated before use.
+    """Whether the schema is older than ours: it must be migrated before it is written to.
 
     Raises:
-        StoreError: the schema is newer, or older or absent although ``will_migrate`` is False.
+        StoreError: the schema is newer, or absent or too old to read although ``will_migrate`` is
+            False.
     """
     version = schema_version(connection, location)
     if version > SCHEMA_VERSION:
@@ -61,7 +62,7 @@ def check_schema(connection: Connection, location: Location, *, will_migrate: bo
         )
     if version == SCHEMA_VERSION:
         return False
-    if will_migrate:
+    if will_migrate or version >= OLDEST_READ_SCHEMA:
         return True
     if version == 0:
         raise StoreError(
@@ -69,7 +70,8 @@ def check_schema(connection: Connection, location: Location, *, will_migrate: bo
             "or choose another one with --db"
         )
     raise StoreError(
-        f"database {location} has schema {version}, this Tilescout reads schema {SCHEMA_VERSION}: "
+        f"database {location} has schema {version}, this Tilescout reads schemas from "
+        f"{OLDEST_READ_SCHEMA} on: "
         "open it once for writing, e.g. with 'tilescout tune', which migrates it"
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +46,7 @@ class Store:
         self._read_only = read_only
         self._timeout_s = timeout_s
         self._damaged: dict[str, None] = {}
+        self._has_parts = True
         with self._translated():
             self._engine = open_engine(location, read_only=read_only, timeout_s=timeout_s)
             self._writing_engine = writing_engine(self._engine)
@@ -65,7 +67,7 @@ class Store:
         """The database at a path or URL (sqlite, postgresql); None is the user's own.
 
         Unless ``read_only``, missing folders and schema are created and an older schema is
-        migrated. A read-only store changes and creates no file. ``timeout_s`` is how long to wait
+        migrated. A read-only store changes and creates no file, and reads older schemas too. ``timeout_s`` is how long to wait
         for the lock of another process.
 
         Raises:
@@ -121,9 +123,18 @@ class Store:
     def studies(
         self, *, op: str | None = None, skus: Sequence[str] | None = None
     ) -> list[StudyRecord]:
-        """All studies of the operation and SKUs, oldest first."""
+        """All studies of the operation and SKUs, oldest first; those of parts left out."""
         with self.reading() as reader:
-            return reader.studies(*study_filter(op, skus))
+            return [
+                study for study in reader.studies(*study_filter(op, skus)) if not study.key.part
+            ]
+
+    def part_studies(self, study: StudyRecord) -> list[StudyRecord]:
+        """The studies of parts that belong to the study of an operation, oldest first."""
+        key = study.key
+        with self.reading() as reader:
+            found = reader.studies(*study_filter(key.problem.op, [key.device.sku]))
+        return [s for s in found if s.key.part and replace(s.key, part="").digest == key.digest]
 
     def trials(self, study_id: int) -> list[TrialRecord]:
         """All trials of a study in the order of their numbers."""
@@ -180,8 +191,8 @@ class Store:
         An earlier decision of the study is taken back in that case.
 
         Raises:
-            UsageError: no finals, an ok one behind one that is not, or one that is no trial of the
-                study.
+            UsageError: no finals, an ok one behind one that is not, one that is no trial of the
+                study, or a study of a part: what is decided is the operation.
         """
         if not finals:
             raise UsageError(f"the finals of study {study_id} are missing: name at least one")
@@ -253,7 +264,7 @@ class Store:
         return self._write(lambda connection: work(Writer(connection)))
 
     def _reader(self, connection: Connection) -> Reader:
-        return Reader(connection, self._damaged)
+        return Reader(connection, self._damaged, has_parts=self._has_parts)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -282,16 +293,15 @@ class Store:
 
     def _prepare_schema(self) -> None:
         with self._connected() as connection:
-            must_migrate = check_schema(
-                connection, self._location, will_migrate=not self._read_only
-            )
+            is_older = check_schema(connection, self._location, will_migrate=not self._read_only)
         if self._read_only:
+            self._has_parts = not is_older
             return
         if self._location.path is not None:
             with self._translated(), self._engine.connect() as connection:
                 raw = connection.connection.driver_connection
                 assert isinstance(raw, sqlite3.Connection)
                 use_wal(raw, self._location.path, self._timeout_s)
-        if must_migrate:
+        if is_older:
             with self._translated(), self._writing_engine.begin() as connection:
                 migrate(connection, self._location)

@@ -139,6 +139,7 @@ def _trial_dict(study: StudyRecord, trial: TrialRecord) -> dict[str, Any]:
         "device": device,
         "template_hashes": dict(key.template_hashes),
         "space_fingerprint": key.space_fingerprint,
+        **({"part": key.part} if key.part else {}),
         "seed": study.seed,
     }
 
@@ -215,6 +216,7 @@ def _parse_trial(read: Fields) -> _ImportedTrial:
         policy=POLICIES[read.one_of("policy", POLICIES)],
         space_fingerprint=read.text("space_fingerprint"),
         template_hashes=tuple(sorted((name, hashes.text(name)) for name in hashes.names())),
+        part=read.text("part", default=""),
     )
     evaluation = Evaluation(
         config=config,
@@ -309,6 +311,8 @@ def _parse_winner(read: Fields, trials: Mapping[int, _ImportedTrial]) -> _Import
         finals.append(final)
     if not finals or finals[0] is not trial:
         raise read.refuse("finals", f"a list that begins with the winner, {trial_id}")
+    if trial.key.part:
+        raise read.refuse("trial_id", f"a trial of a whole operation, not of {trial.key.part!r}")
     if trial.evaluation.status is not TrialStatus.OK:
         raise read.refuse("trial_id", f"a trial whose status is ok, unlike {trial.where}")
     decided_at = _parse_moment(read, "decided_at")

@@ -112,6 +112,7 @@ class Writer:
             provenance=key.provenance.value,
             policy=str(key.policy),
             space_fingerprint=key.space_fingerprint,
+            part=key.part,
             seed=seed,
             created_ms=to_milliseconds(created_at),
         )
@@ -171,6 +172,7 @@ class Writer:
         Compile and measure time stay those of the first evaluation, so that deciding again does not
         count them twice.
         """
+        self._require_operation(study_id)
         for evaluation in finals:
             self._check(study_id, evaluation)
         trial_ids = [self._trial_of(study_id, evaluation.config) for evaluation in finals]
@@ -204,6 +206,15 @@ class Writer:
         )
         if not changed.rowcount:
             self._insert(WinnerRow, study_id=study_id, **decided)
+
+    def _require_operation(self, study_id: int) -> None:
+        part = self._connection.execute(
+            select(StudyRow.part).where(StudyRow.id == study_id)
+        ).scalar()
+        if part:
+            raise UsageError(
+                f"study {study_id} is of the part {part!r}: only that of a whole operation is decided"
+            )
 
     def forget_winner(self, study_id: int) -> None:
         """Takes the decision of the study back, where there is one."""

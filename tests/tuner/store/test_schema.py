@@ -56,6 +56,7 @@ def later_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     (folder / "versions" / f"{later:04d}_later.py").write_text(text)
     monkeypatch.setattr(schema, "MIGRATIONS", folder)
     monkeypatch.setattr(schema, "SCHEMA_VERSION", later)
+    monkeypatch.setattr(schema, "OLDEST_READ_SCHEMA", later)
     return later
 
 
@@ -158,8 +159,8 @@ def test_an_older_schema_is_refused_by_reading(database: Path, later_version: in
     before = database.read_bytes()
     with pytest.raises(
         StoreError,
-        match=rf"has schema {SCHEMA_VERSION}, this Tilescout reads schema {later_version}: open it "
-        "once for writing",
+        match=rf"has schema {SCHEMA_VERSION}, this Tilescout reads schemas from "
+        rf"{later_version} on: open it once for writing",
     ):
         Store.open(database, read_only=True)
     assert database.read_bytes() == before
