@@ -67,8 +67,8 @@ class Store:
         """The database at a path or URL (sqlite, postgresql); None is the user's own.
 
         Unless ``read_only``, missing folders and schema are created and an older schema is
-        migrated. A read-only store changes and creates no file, and reads older schemas too. ``timeout_s`` is how long to wait
-        for the lock of another process.
+        migrated. A read-only store changes and creates no file, and reads older schemas too.
+        ``timeout_s`` is how long to wait for the lock of another process.
 
         Raises:
             StoreError: the database cannot be used; the message names the repair.
@@ -125,9 +125,8 @@ class Store:
     ) -> list[StudyRecord]:
         """All studies of the operation and SKUs, oldest first; those of parts left out."""
         with self.reading() as reader:
-            return [
-                study for study in reader.studies(*study_filter(op, skus)) if not study.key.part
-            ]
+            found = reader.studies(*study_filter(op, skus))
+        return [study for study in found if not study.key.part]
 
     def part_studies(self, study: StudyRecord) -> list[StudyRecord]:
         """The studies of parts that belong to the study of an operation, oldest first."""

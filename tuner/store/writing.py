@@ -213,7 +213,8 @@ class Writer:
         ).scalar()
         if part:
             raise UsageError(
-                f"study {study_id} is of the part {part!r}: only that of a whole operation is decided"
+                f"study {study_id} is of the part {part!r}: only that of a whole operation is "
+                "decided"
             )
 
     def forget_winner(self, study_id: int) -> None:

@@ -1,0 +1,190 @@
+"""Algorithms and parts of a template that launches independent kernels one after the other.
+
+The parameters that belong to no part choose the algorithm. For a given algorithm each part is a
+space of its own: its parameters vary, all others are held.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ..kernels.base import Config, ParameterValue
+from .parameters import Parameter
+from .space import Constraint, SearchSpace
+
+__all__ = ["Algorithm", "PartScope", "algorithms", "has_parts", "part_space"]
+
+_MAX_LOOKED_THROUGH = 10_000
+"""Configs that are looked through for the first valid one of an algorithm without a seed."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A template under fixed values of its shared parameters."""
+
+    space: SearchSpace
+    """Valid configs of the algorithm; the shared parameters have one value each."""
+
+    @property
+    def shared(self) -> dict[str, ParameterValue]:
+        """The parameters that belong to no part, with their values."""
+        return {p.name: p.values[0] for p in self.space.parameters if not p.part}
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """The parts that have parameters."""
+        return tuple(dict.fromkeys(p.part for p in self.space.parameters if p.part))
+
+    def __str__(self) -> str:
+        values = " ".join(f"{name}={value}" for name, value in sorted(self.shared.items()))
+        return f"{self.space.template} {values}".strip()
+
+
+@dataclass(frozen=True)
+class PartScope:
+    """One part of an algorithm while all others are held.
+
+    A config of the part has the shared parameters and its own; ``whole`` completes it.
+    """
+
+    part: str
+    base: Config
+    """Complete config that the other parts are held at."""
+    own: frozenset[str]
+    """Parameters of the part."""
+    shared: frozenset[str]
+    """Parameters of no part."""
+
+    @classmethod
+    def of(cls, algorithm: Algorithm, part: str, base: Config) -> PartScope:
+        """The scope of a part beside ``base``, a config of the algorithm."""
+        own = frozenset(p.name for p in algorithm.space.parameters if p.part == part)
+        return cls(part, base, own, frozenset(algorithm.shared))
+
+    def whole(self, config: Config) -> Config:
+        """The complete config that has this part's values and holds the rest."""
+        held = {name: value for name, value in self.base.values if name not in self.own}
+        return Config.of(config.template, {**held, **config.as_dict()})
+
+    def of_whole(self, config: Config) -> Config:
+        """What a complete config says of the part."""
+        names = self.own | self.shared
+        return Config.of(config.template, {n: v for n, v in config.values if n in names})
+
+
+def has_parts(space: SearchSpace) -> bool:
+    """Whether any parameter belongs to a part."""
+    return any(parameter.part for parameter in space.parameters)
+
+
+def algorithms(space: SearchSpace) -> tuple[Algorithm, ...]:
+    """The algorithms that have a valid config: the default's first, then those of seeds."""
+    found = (_narrowed(space, chosen) for chosen in _choices(space))
+    known = [Algorithm(narrowed) for narrowed in found if narrowed is not None]
+    first = [{n: config.get(n) for n in _shared_names(space)} for config in space.valid_seeds()]
+
+    def place(algorithm: Algorithm) -> int:
+        values = algorithm.shared
+        mine = [i for i, shared in enumerate(first) if _present(shared) == values]
+        return mine[0] if mine else len(first)
+
+    return tuple(sorted(known, key=place))
+
+
+def part_space(algorithm: Algorithm, scope: PartScope) -> SearchSpace:
+    """The configs of the part: valid are those whose ``whole`` is."""
+    space = algorithm.space
+    names = scope.own | scope.shared
+    constraints = tuple(_beside(scope, constraint) for constraint in space.constraints)
+    default = scope.of_whole(scope.base)
+    return SearchSpace(
+        template=space.template,
+        parameters=tuple(p for p in space.parameters if p.name in names),
+        constraints=constraints,
+        default=default,
+        seeds=tuple(scope.of_whole(seed) for seed in space.valid_seeds()),
+    )
+
+
+def _beside(scope: PartScope, constraint: Constraint) -> Constraint:
+    return Constraint(constraint.name, lambda config: constraint.check(scope.whole(config)))
+
+
+def _shared_names(space: SearchSpace) -> list[str]:
+    return [p.name for p in space.parameters if not p.part]
+
+
+def _present(values: Mapping[str, ParameterValue | None]) -> dict[str, ParameterValue]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _choices(space: SearchSpace) -> Iterator[dict[str, ParameterValue]]:
+    """Every combination of values of the shared parameters, constraints not applied."""
+    shared = [p for p in space.parameters if not p.part]
+
+    def extend(
+        index: int, chosen: dict[str, ParameterValue]
+    ) -> Iterator[dict[str, ParameterValue]]:
+        if index == len(shared):
+            yield chosen
+            return
+        parameter = shared[index]
+        if not _is_active(parameter, chosen):
+            yield from extend(index + 1, chosen)
+            return
+        for value in parameter.values:
+            yield from extend(index + 1, {**chosen, parameter.name: value})
+
+    yield from extend(0, {})
+
+
+def _is_active(parameter: Parameter, values: Mapping[str, ParameterValue]) -> bool:
+    condition = parameter.active_when
+    return condition is None or values.get(condition.parent) in condition.values
+
+
+def _narrowed(space: SearchSpace, chosen: dict[str, ParameterValue]) -> SearchSpace | None:
+    """The space under these values of the shared parameters; None where nothing is valid."""
+    parameters: list[Parameter] = []
+    names: set[str] = set()
+    for parameter in space.parameters:
+        condition = parameter.active_when
+        if parameter.name in chosen:
+            kept = replace(parameter, values=(chosen[parameter.name],), active_when=None)
+        elif not parameter.part or (condition is not None and condition.parent not in names):
+            continue
+        elif condition is not None and condition.parent in chosen:
+            if not _is_active(parameter, chosen):
+                continue
+            kept = replace(parameter, active_when=None)
+        else:
+            kept = parameter
+        parameters.append(kept)
+        names.add(kept.name)
+    seeds = [seed for seed in space.valid_seeds() if _agrees(seed, chosen)]
+    start = next(iter(seeds), None) or _first_valid(space, tuple(parameters))
+    if start is None:
+        return None
+    return SearchSpace(space.template, tuple(parameters), space.constraints, start, tuple(seeds))
+
+
+def _agrees(config: Config, chosen: Mapping[str, ParameterValue]) -> bool:
+    return all(config.get(name) == value for name, value in chosen.items())
+
+
+def _first_valid(space: SearchSpace, parameters: tuple[Parameter, ...]) -> Config | None:
+    """A valid config: that with the default's values, middle ones elsewhere, or the first found."""
+    values: dict[str, ParameterValue] = {}
+    for parameter in parameters:
+        if _is_active(parameter, values):
+            usual = space.default.get(parameter.name)
+            middle = parameter.values[len(parameter.values) // 2]
+            values[parameter.name] = (
+                usual if usual is not None and usual in parameter.values else middle
+            )
+    start = Config.of(space.template, values)
+    free = SearchSpace(space.template, parameters, (), start)
+    candidates = itertools.chain([start], itertools.islice(free._product(), _MAX_LOOKED_THROUGH))
+    return next((c for c in candidates if space.check(c) is None), None)

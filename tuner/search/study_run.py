@@ -1,0 +1,143 @@
+"""A study under way: its trials, each written down as it ends, and its decision.
+
+The store is the only memory: what an earlier run left is there from the start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from ...kernels.base import Config
+from ...search_spaces.space import JointSpace
+from ..evaluators.base import Evaluator
+from ..progress import ProgressListener
+from ..records import Evaluation, TrialStatus
+from ..store import Store
+from ..store.records import StudyRecord, TrialRecord, WinnerRecord
+from .loop import search
+from .samplers import DEFAULT_SAMPLER, make_sampler
+from .starting_points import StartingPoints
+from .stopping import GainRule, Stopping, StoppingRule
+
+__all__ = ["StudyRun"]
+
+
+class StudyRun:
+    """Trials of one study, stored and new."""
+
+    def __init__(self, store: Store, study: StudyRecord, listener: ProgressListener) -> None:
+        """Tells the listener of the trials that are stored."""
+        self._store = store
+        self._listener = listener
+        self.study = study
+        self.trials: dict[Config, TrialRecord] = {}
+        """In the order in which they ended."""
+        self.best_us: float | None = None
+        self.num_new = 0
+        for record in store.trials(study.study_id):
+            self._take(record, is_new=False)
+
+    def keep(self, evaluation: Evaluation) -> None:
+        """Writes down a trial that has just ended."""
+        self._take(self._store.add_trial(self.study.study_id, evaluation), is_new=True)
+
+    def ok_trials(self, configs: Iterable[Config] | None = None) -> list[tuple[float, Config]]:
+        """Time and config of the trials that were ok, the fastest first, earlier ones in a tie.
+
+        ``configs`` are those that count; None for all.
+        """
+        wanted = self.trials if configs is None else configs
+        timed = sorted(
+            (record.evaluation.time_us, record.number, config)
+            for config in wanted
+            if (record := self.trials.get(config)) is not None
+            and record.evaluation.status is TrialStatus.OK
+            and record.evaluation.time_us is not None
+        )
+        return [(time_us, config) for time_us, _, config in timed]
+
+    def search(
+        self,
+        space: JointSpace,
+        evaluator: Evaluator,
+        points: StartingPoints,
+        known: Sequence[Config],
+        *,
+        num_trials: int,
+        deadline: float | None,
+        seed: int,
+        gain: GainRule | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Searches ``space`` until it has had ``num_trials``, those of ``known`` included.
+
+        ``known`` are configs with a trial here; the other arguments are those of ``run_study``.
+        """
+        sampler = make_sampler(
+            DEFAULT_SAMPLER,
+            space,
+            # A search that goes on must not repeat the random draws it began with.
+            seed=seed + len(known),
+            num_trials=num_trials,
+            first=points.own,
+            foreign=points.foreign,
+        )
+        stopping = Stopping(StoppingRule(num_trials, deadline, space.count()), gain)
+        for config in known:
+            evaluation = self.trials[config].evaluation
+            sampler.tell(evaluation)
+            stopping.started()
+            stopping.ended(evaluation)
+        search(sampler, evaluator, stopping, self.keep, clock)
+
+    def evaluate(self, evaluator: Evaluator, configs: Iterable[Config]) -> None:
+        """Evaluates those of the configs that have no trial."""
+        waiting = deque(c for c in dict.fromkeys(configs) if c not in self.trials)
+        num_in_flight = 0
+        while waiting or num_in_flight:
+            while waiting and num_in_flight < evaluator.capacity:
+                evaluator.submit(waiting.popleft())
+                num_in_flight += 1
+            self.keep(evaluator.collect())
+            num_in_flight -= 1
+
+    def decide(
+        self, evaluator: Evaluator, default: Config, num_finalists: int
+    ) -> WinnerRecord | None:
+        """The winner: the stored one where no trial is new, else that of the finals."""
+        if not self.num_new:
+            winner = self._stored_winner()
+            if winner is not None:
+                return winner
+        finalists = self._finalists(default, num_finalists)
+        if not finalists:
+            return None
+        finals = evaluator.finals(finalists)
+        return self._store.record_finals(self.study.study_id, finals) if finals else None
+
+    def _take(self, record: TrialRecord, *, is_new: bool) -> None:
+        """Remembers a trial that is in the store and lets the listener know."""
+        evaluation = record.evaluation
+        self.trials[evaluation.config] = record
+        self.num_new += is_new
+        if evaluation.status is TrialStatus.OK and evaluation.time_us is not None:
+            known = self.best_us
+            self.best_us = evaluation.time_us if known is None else min(known, evaluation.time_us)
+        self._listener.trial_ended(record, self.best_us, is_new)
+
+    def _finalists(self, default: Config, num_finalists: int) -> list[Config]:
+        """The default first, because it is kept unless beaten, then the best in order."""
+        best = [config for _, config in self.ok_trials()]
+        chosen = best[:num_finalists]
+        return [default, *(c for c in chosen if c != default)] if default in best else chosen
+
+    def _stored_winner(self) -> WinnerRecord | None:
+        key = self.study.key
+        decided = [
+            winner
+            for winner in self._store.winners(op=key.problem.op, skus=[key.device.sku])
+            if winner.study.study_id == self.study.study_id
+        ]
+        return max(decided, key=lambda winner: winner.winner_id, default=None)
