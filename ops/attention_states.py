@@ -1,0 +1,163 @@
+"""Merging attention states: attention over several parts of the tokens, put together by their LSEs.
+
+The result is the attention over all tokens. Names and shapes are FlashInfer's; ``lse_base`` is said
+by the caller, because kernels differ in it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import torch
+
+from ..errors import UsageError
+from ..kernels.attention_states.launcher import AttentionStates, MergeLauncher
+from .checks import check_shape, refuse_grad, wrong
+from .launchers import LauncherCache
+from .on_device import device_spec, on_device
+
+__all__ = ["merge_state", "merge_states"]
+
+_launchers = LauncherCache()
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def merge_state(
+    out_a: torch.Tensor,
+    lse_a: torch.Tensor,
+    out_b: torch.Tensor,
+    lse_b: torch.Tensor,
+    *,
+    lse_base: Literal["2", "e"] = "2",
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over the tokens of a and of b, which have none in common.
+
+    A state with an infinite LSE saw no token: it changes nothing, whatever its values are, NaN
+    included. Two of them give 0 and minus infinity.
+
+    Args:
+        out_a: ``[tokens, heads, head_dim]``, bf16, fp16 or fp32, last dimension contiguous.
+        lse_a: fp32 ``[tokens, heads]``, any strides.
+        out_b: Like out_a.
+        lse_b: Like lse_a.
+        lse_base: Base of the logarithm in the LSEs, given and returned.
+        out: Where to write, like out_a; may be out_a or out_b itself. None: allocated.
+        lse: Where to write, like lse_a; may be lse_a or lse_b itself. None: allocated.
+
+    Returns:
+        ``(out, lse)``.
+
+    Raises:
+        UsageError: a tensor has a wrong shape, dtype, device or stride, requires grad under grad
+            mode, or lies on the CPU.
+    """
+    name = "merge_state"
+    _check_states(name, ("out_a", out_a), ("lse_a", lse_a), "[tokens, heads, head_dim]")
+    _check_like(name, "out_b", out_b, out_a.shape, out_a)
+    _check_values(name, "out_b", out_b)
+    _check_like(name, "lse_b", lse_b, lse_a.shape, lse_a)
+    refuse_grad(name, out_a, lse_a, out_b, lse_b)
+    states = AttentionStates((out_a, out_b), (lse_a, lse_b), _checked_base(name, lse_base))
+    return _merge(name, states, out, lse)
+
+
+def merge_states(
+    outs: torch.Tensor,
+    lses: torch.Tensor,
+    *,
+    lse_base: Literal["2", "e"] = "2",
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over the tokens of all states, of which no two have a token in common.
+
+    Args:
+        outs: ``[tokens, num_states, heads, head_dim]``, bf16, fp16 or fp32, last dimension
+            contiguous.
+        lses: fp32 ``[tokens, num_states, heads]``, any strides; infinite where a state saw no
+            token, as in ``merge_state``.
+        lse_base: Base of the logarithm in the LSEs, given and returned.
+        out: Where to write, ``[tokens, heads, head_dim]``; None: allocated.
+        lse: Where to write, ``[tokens, heads]``; None: allocated.
+
+    Returns:
+        ``(out, lse)``; 0 and minus infinity where there is no state.
+
+    Raises:
+        UsageError: as for ``merge_state``.
+    """
+    name = "merge_states"
+    axes = "[tokens, num_states, heads, head_dim]"
+    _check_states(name, ("outs", outs), ("lses", lses), axes)
+    refuse_grad(name, outs, lses)
+    states = AttentionStates((outs,), (lses,), _checked_base(name, lse_base))
+    return _merge(name, states, out, lse)
+
+
+def _merge(
+    name: str, states: AttentionStates, out: torch.Tensor | None, lse: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    values, exponents = states.outs[0], states.lses[0]
+    shape = torch.Size((values.shape[0], *values.shape[-2:]))
+    out = values.new_empty(shape) if out is None else out
+    lse = exponents.new_empty(shape[:2]) if lse is None else lse
+    _check_like(name, "out", out, shape, values)
+    _check_like(name, "lse", lse, shape[:2], exponents)
+    _check_values(name, "out", out)
+    if out.numel():
+        tensors = (*states.outs, out)
+        key = (
+            *(len(states.outs), out.dtype, out.device.index, shape[2]),
+            *((tensor.stride(), tensor.data_ptr() % 16) for tensor in tensors),
+        )
+        device_spec(out.device, name)
+        with on_device(out.device):
+            owned = _launchers.get(key, out.device, partial(MergeLauncher, states, out))
+            with owned.lock:
+                owned.launcher.launch(states, (out, lse))
+    return out, lse
+
+
+def _check_states(
+    name: str, named_out: tuple[str, torch.Tensor], named_lse: tuple[str, torch.Tensor], axes: str
+) -> None:
+    out_name, out = named_out
+    lse_name, lse = named_lse
+    if out.dim() != axes.count(",") + 1:
+        raise wrong(name, f"shape of {out_name}", tuple(out.shape), axes)
+    if out.dtype not in _DTYPES:
+        allowed = "torch.bfloat16, torch.float16 or torch.float32"
+        raise wrong(name, f"dtype of {out_name}", out.dtype, allowed)
+    _check_values(name, out_name, out)
+    check_shape(name, lse_name, lse, tuple(out.shape[:-1]))
+    if lse.dtype != torch.float32:
+        raise wrong(name, f"dtype of {lse_name}", lse.dtype, "torch.float32")
+    if lse.device != out.device:
+        allowed = f"that of {out_name}, {str(out.device)!r}"
+        raise wrong(name, f"device of {lse_name}", str(lse.device), allowed)
+
+
+def _check_values(name: str, what: str, tensor: torch.Tensor) -> None:
+    if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+        raise wrong(name, f"last stride of {what}", tensor.stride(-1), "1: call .contiguous()")
+
+
+def _check_like(
+    name: str, what: str, tensor: torch.Tensor, shape: torch.Size, like: torch.Tensor
+) -> None:
+    check_shape(name, what, tensor, tuple(shape))
+    if tensor.dtype != like.dtype:
+        raise wrong(name, f"dtype of {what}", tensor.dtype, str(like.dtype))
+    if tensor.device != like.device:
+        raise wrong(name, f"device of {what}", str(tensor.device), repr(str(like.device)))
+
+
+def _checked_base(name: str, lse_base: str) -> Literal["2", "e"]:
+    if lse_base == "2":
+        return "2"
+    if lse_base == "e":
+        return "e"
+    raise UsageError(f"lse_base={lse_base!r} of {name} must be '2' or 'e', as the LSEs were made")
