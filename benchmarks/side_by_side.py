@@ -2,13 +2,15 @@
 
 Every contender gets the same copies of inputs and outputs, rotated so that L2 is cold; its launches
 are captured in a CUDA graph; all contenders are timed in every round, so drift of the clocks meets
-all alike; the median over the rounds counts.
+all alike; the median over the rounds counts. A baseline that cannot serve a problem, or is wrong on
+it, is left out and its reason is printed and recorded; ours being wrong raises.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +20,7 @@ from typing import Any
 
 import torch
 from tilescout.errors import TilescoutError
-from tilescout.kernels.base import Config, Problem
+from tilescout.kernels.base import Comparison, Config, Problem
 from tilescout.kernels.device import DeviceSpec
 from tilescout.kernels.registry import operation, template
 from tilescout.search_spaces.registry import joint_space
@@ -33,6 +35,7 @@ __all__ = [
     "OURS",
     "Baseline",
     "Cell",
+    "LeftOutError",
     "require_gpu",
     "time_cell",
     "write_record",
@@ -55,6 +58,10 @@ Baseline = Callable[[Cell], Sequence[Call]]
 """Launches of somebody else's kernel on the data of a cell, one a copy."""
 
 
+class LeftOutError(Exception):
+    """The baseline does not serve this problem; the message is the reason."""
+
+
 def require_gpu() -> DeviceSpec:
     """The GPU at hand; ends the program where there is none."""
     device = current_device()
@@ -70,6 +77,8 @@ def time_cell(
     baselines: Mapping[str, Baseline],
     *,
     is_verified: Collection[str] = (),
+    rms_bounds: Mapping[str, float] | None = None,
+    adjust_inputs: Callable[[list[Any]], list[Any]] | None = None,
 ) -> dict[str, Any]:
     """Median microseconds of our winner, our default and the baselines, and what ours ran.
 
@@ -79,37 +88,56 @@ def time_cell(
         databases: of winners; None: as dispatch.
         baselines: by name, in the order they are timed.
         is_verified: baselines that verify their outputs themselves.
+        rms_bounds: relative RMS error that a baseline may have where our bound is tighter than what
+            its authors promise.
+        adjust_inputs: makes the copies what all contenders can serve.
     """
-    cell = _make_cell(problem, device)
+    cell = _make_cell(problem, device, adjust_inputs)
     found = lookup(problem, gpu=device, databases=databases)
-    contenders: dict[str, Sequence[Call]] = {
+    ours = {
         OURS: _config_calls(cell, found.config),
         DEFAULT: _config_calls(cell, joint_space(problem, device).default),
-        **{name: calls_of(cell) for name, calls_of in baselines.items()},
     }
-    times = _time_contenders(cell, contenders, is_verified=is_verified)
+    for name, calls in ours.items():
+        _require_right(cell, name, calls)
+    theirs, left_out = _usable_baselines(cell, baselines, is_verified, rms_bounds or {})
+    for name, reason in left_out.items():
+        print(f"{name} is left out of {problem}: {reason}", file=sys.stderr, flush=True)
+    times = _time_contenders({**ours, **theirs})
     return {
         "problem": problem.as_dict(),
         "config": found.config.as_dict(),
+        "template": found.config.template,
         "tier": found.tier,
         "trial_id": found.trial_id,
         "us": times,
+        "left_out": left_out,
         "tb_per_s": {name: problem.bytes_moved / us / 1e6 for name, us in times.items()},
         "num_rounds": NUM_ROUNDS,
     }
 
 
-def _make_cell(problem: Problem, device: DeviceSpec) -> Cell:
-    """Allocates as many copies as keep L2 cold."""
+def _make_cell(
+    problem: Problem,
+    device: DeviceSpec,
+    adjust_inputs: Callable[[list[Any]], list[Any]] | None,
+) -> Cell:
+    """Allocates as many copies as keep L2 cold, every variant of the inputs equally often."""
     op = operation(problem.op)
+    held_before = torch.cuda.memory_allocated()
+    first = op.make_inputs(problem, device="cuda", seed=0)
     copies = count_copies(
         bytes_moved=problem.bytes_moved,
-        bytes_held=problem.bytes_moved,
+        bytes_held=max(problem.bytes_moved, torch.cuda.memory_allocated() - held_before),
         l2_bytes=device.l2_bytes,
         free_bytes=torch.cuda.mem_get_info()[0],
         settings=MeasureSettings(),
+        num_variants=problem.num_input_variants,
     )
-    inputs = [op.make_inputs(problem, device="cuda", seed=seed) for seed in range(copies)]
+    others = [op.make_inputs(problem, device="cuda", seed=seed) for seed in range(1, copies)]
+    inputs = [first, *others]
+    if adjust_inputs is not None:
+        inputs = adjust_inputs(inputs)
     return Cell(problem, inputs, [op.make_outputs(problem, i) for i in inputs])
 
 
@@ -121,26 +149,57 @@ def _config_calls(cell: Cell, config: Config) -> list[Call]:
     return [partial(launcher.launch, i, o) for i, o in zip(cell.inputs, cell.outputs, strict=True)]
 
 
-def _time_contenders(
+def _require_right(cell: Cell, name: str, calls: Sequence[Call]) -> None:
+    comparison = _run_once(cell, calls)
+    if not comparison.is_ok:
+        raise TilescoutError(f"{name} is wrong on {cell.problem}: {comparison.reason}")
+
+
+def _usable_baselines(
     cell: Cell,
-    contenders: Mapping[str, Sequence[Call]],
-    *,
+    baselines: Mapping[str, Baseline],
     is_verified: Collection[str],
-) -> dict[str, float]:
-    """Median microseconds of each contender, after its output was verified.
+    rms_bounds: Mapping[str, float],
+) -> tuple[dict[str, Sequence[Call]], dict[str, str]]:
+    """Launches of the baselines that serve the problem and are right, and why the others are not.
 
     Args:
         cell: problem, inputs and outputs.
-        contenders: launches by name, one a copy.
-        is_verified: those whose launches do not write ``cell.outputs`` and were verified before.
+        baselines: by name.
+        is_verified: those whose launches do not write ``cell.outputs`` and verify themselves.
+        rms_bounds: see ``time_cell``.
+    """
+    usable: dict[str, Sequence[Call]] = {}
+    left_out: dict[str, str] = {}
+    for name, calls_of in baselines.items():
+        try:
+            calls = calls_of(cell)
+            comparison = _run_once(cell, calls)
+        except LeftOutError as error:
+            left_out[name] = str(error)
+            continue
+        # Somebody else's library raises whatever it likes where it does not support a problem.
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [""]
+            left_out[name] = f"{type(error).__name__}: {lines[0][:200]}"
+            continue
+        is_close = comparison.relative_rms_error <= rms_bounds.get(name, 0.0)
+        if comparison.is_ok or is_close or name in is_verified:
+            usable[name] = calls
+        else:
+            left_out[name] = f"wrong: {comparison.reason}"
+    return usable, left_out
 
-    Raises:
-        TilescoutError: an output is wrong.
+
+def _time_contenders(contenders: Mapping[str, Sequence[Call]]) -> dict[str, float]:
+    """Median microseconds of each contender; all have run before.
+
+    Args:
+        contenders: launches by name, one a copy.
     """
     timer, settings = CudaTimer(is_graph=True), MeasureSettings()
     runs = []
-    for name, calls in contenders.items():
-        _run_once(cell, name, calls, is_compared=name not in is_verified)
+    for calls in contenders.values():
         rough_us = timer.time_us([timer.prepare(calls, len(calls))])[0]
         runs.append(timer.prepare(calls, count_launches(rough_us, len(calls), settings)))
     for run in runs:
@@ -152,7 +211,7 @@ def _time_contenders(
     }
 
 
-def _run_once(cell: Cell, name: str, calls: Sequence[Call], *, is_compared: bool) -> None:
+def _run_once(cell: Cell, calls: Sequence[Call]) -> Comparison:
     """Runs every launch once and compares what the first wrote with the reference.
 
     Compilers load their code at the first launch, which no capture may contain.
@@ -162,12 +221,7 @@ def _run_once(cell: Cell, name: str, calls: Sequence[Call], *, is_compared: bool
     cell.outputs[0].out.fill_(float("nan"))
     calls[0]()
     torch.cuda.synchronize()
-    if not is_compared:
-        return
-    op = operation(cell.problem.op)
-    comparison = op.compare(cell.problem, cell.inputs[0], cell.outputs[0])
-    if not comparison.is_ok:
-        raise TilescoutError(f"{name} is wrong on {cell.problem}: {comparison.reason}")
+    return operation(cell.problem.op).compare(cell.problem, cell.inputs[0], cell.outputs[0])
 
 
 def write_record(
