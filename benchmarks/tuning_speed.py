@@ -309,7 +309,7 @@ def _triton_config(config: Config) -> Any:
 
 def _grid(meta: dict[str, Any]) -> tuple[int, int, int]:
     group = PROBLEM.num_qo_heads // PROBLEM.num_kv_heads
-    head_tiles = PROBLEM.num_kv_heads * -(-group // meta["BLOCK_H"])
+    head_tiles = PROBLEM.num_kv_heads * -(-group // meta["BLOCK_M"])
     return head_tiles * PROBLEM.batch * meta["num_splits"], 1, 1
 
 
@@ -322,16 +322,21 @@ def _arguments(
     operation = registry.operation(OP)
     inputs = operation.make_inputs(problem, device=torch_device, seed=0)
     out = operation.make_outputs(problem, inputs).out
-    items, heads = problem.batch * MAX_SPLITS, problem.num_qo_heads
-    partial_lse = torch.empty(items, heads, device=torch_device)
-    partial_out = torch.empty(items, heads, problem.head_dim, device=torch_device)
-    arrivals = torch.zeros(problem.batch * heads, dtype=torch.int32, device=torch_device)
+    rows = problem.batch * MAX_SPLITS * problem.num_qo_heads
+    partial_lse = torch.empty(rows, device=torch_device)
+    partial_out = torch.empty(rows, problem.head_dim, device=torch_device)
+    arrivals = torch.zeros(
+        problem.batch * problem.num_qo_heads, dtype=torch.int32, device=torch_device
+    )
     k, v = inputs.k_cache, inputs.v_cache
     tables = (inputs.kv_indptr, inputs.kv_indices, inputs.kv_last_page_len)
-    strides = (*inputs.q.stride()[:2], *k.stride()[:3], *out.stride()[:2])
+    strides = (*inputs.q.stride()[:2], *k.stride()[:3], *v.stride()[:3], *out.stride()[:2])
     results = (out, partial_lse, partial_out, partial_lse, arrivals)
+    unused = (partial_lse,) * 4  # sinks, slopes and scales on the device
     scale_log2 = inputs.sm_scale * math.log2(math.e)
-    return (inputs.q, k, v, *tables, *results, scale_log2, *strides, problem.batch)
+    factors = (scale_log2, 1.0, 1.0, 0.0, 0.0, 1.0)
+    sizes = (0, -1, problem.batch)  # stride of a dense table, window, batch
+    return (inputs.q, k, v, *tables, *results, *unused, *factors, *strides, *sizes)
 
 
 def _jit_compile(config: Config, arguments: Sequence[Any]) -> None:

@@ -47,6 +47,8 @@ class TritonKernelSpec:
     num_stages: int
     maxnreg: int | None = None
     """Upper bound of registers a thread; None leaves it to the compiler."""
+    launch_pdl: bool = False
+    """Whether it may start while the launch before it still runs (the kernel waits inside)."""
 
     def _function(self) -> Any:
         return getattr(import_module(self.module), self.name)
@@ -71,6 +73,8 @@ class TritonKernelSpec:
         }
         if self.maxnreg is not None:
             options["maxnreg"] = self.maxnreg
+        if self.launch_pdl:
+            options["launch_pdl"] = True
         return triton.compile(source, target=GPUTarget("cuda", arch, WARP_SIZE), options=options)
 
     def compile(self, arch: int) -> CompiledBinary:

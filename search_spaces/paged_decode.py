@@ -5,50 +5,64 @@ Sources of the seeds: what serving frameworks hard-code (docs/paged_decode.md li
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
 from ..kernels.base import Config, ParameterValue
 from ..kernels.device import DeviceSpec
 from ..kernels.paged_decode import PagedDecodeProblem
-from ..kernels.paged_decode.problem import DTYPE_BYTES
+from ..kernels.paged_decode.problem import KV_DTYPE_BYTES
 from .constraints import TILE_REGISTERS, fits_shared_memory
 from .parameters import ActiveWhen, categorical, ordered, powers_of_two
 from .space import Constraint, SearchSpace
 
 __all__ = ["SPACES", "triton_space"]
 
-_IS_SPLIT = ActiveWhen("split_rule", ("count", "size"))
+_IS_SPLIT = ActiveWhen("split_rule", ("count", "size", "stream"))
+_IS_STREAM = ActiveWhen("split_rule", ("stream",))
 _NUM_SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 MIN_DOT_ROWS = 16
 """Rows of the smallest tensor-core tile; swapped tiles have 8 columns."""
+MAX_BLOCK_M = 64
+"""Rows of the largest tile: a warp group's; more query rows take more tiles."""
 
 
 def triton_space(problem: PagedDecodeProblem, device: DeviceSpec) -> SearchSpace:
     """The space of the Triton template.
 
-    Batch, page size and the number of KV heads do not shape it, so the problems of a workload share
-    the few spaces there are, and their enumeration.
+    Batch, page size, the number of KV heads, the mix of lengths and options of the logits do not
+    shape it, so the problems of a workload share the few spaces there are, and their enumeration.
     """
-    group_size = problem.group_size
-    shape = replace(problem, batch=1, page_size=1, num_qo_heads=group_size, num_kv_heads=1)
+    span = problem.kv_len
+    if problem.window_left >= 0:
+        span = min(span, problem.window_left + problem.query_len)
+    shape = PagedDecodeProblem(
+        batch=1,
+        kv_len=span,
+        num_qo_heads=problem.group_size,
+        num_kv_heads=1,
+        head_dim=problem.head_dim,
+        page_size=1,
+        dtype=problem.dtype,
+        kv_dtype=problem.kv_dtype,
+        query_len=problem.query_len,
+    )
     return _triton_space(shape, device)
 
 
 @lru_cache(maxsize=16)
 def _triton_space(problem: PagedDecodeProblem, device: DeviceSpec) -> SearchSpace:
-    max_heads = _max_block_h(problem)
+    max_heads = _max_block_m(problem)
     return SearchSpace(
         template="triton",
         parameters=(
             powers_of_two("block_n", 16, 256),
-            powers_of_two("block_h", max(1, max_heads // 4), max_heads),
+            powers_of_two("block_m", max(1, max_heads // 4), max_heads),
             ordered("num_warps", 1, 2, 4, 8),
             ordered("num_stages", 1, 2, 3, 4, 5, 6),
             categorical("prefetch_pages", True, False),
             categorical("swap_ab", True, False),
             categorical("kv_eviction", "evict_normal", "evict_first"),
-            categorical("split_rule", "none", "count", "size"),
+            categorical("split_rule", "none", "count", "size", "stream"),
             ordered(
                 "num_splits",
                 *_NUM_SPLITS,
@@ -57,7 +71,8 @@ def _triton_space(problem: PagedDecodeProblem, device: DeviceSpec) -> SearchSpac
             powers_of_two(
                 "split_tokens", 128, 8192, active_when=ActiveWhen("split_rule", ("size",))
             ),
-            categorical("merge", "kernel", "last_block", active_when=_IS_SPLIT),
+            ordered("ctas_per_sm", 1, 2, 3, 4, 6, 8, active_when=_IS_STREAM),
+            categorical("merge", "kernel", "kernel_pdl", "last_block", active_when=_IS_SPLIT),
         ),
         constraints=(
             Constraint("shared memory", lambda c: _tiles_fit(problem, device, c)),
@@ -72,7 +87,7 @@ def _triton_space(problem: PagedDecodeProblem, device: DeviceSpec) -> SearchSpac
 def _tiles_fit(problem: PagedDecodeProblem, device: DeviceSpec, config: Config) -> str | None:
     """K and V tiles of every stage in flight, less the one being computed."""
     block_n, stages = int(config["block_n"]), int(config["num_stages"])
-    tile_bytes = 2 * block_n * problem.head_dim * DTYPE_BYTES[problem.dtype]
+    tile_bytes = 2 * block_n * problem.head_dim * KV_DTYPE_BYTES[problem.kv_dtype]
     return fits_shared_memory(tile_bytes * max(1, stages - 1), device)
 
 
@@ -80,10 +95,12 @@ def _accumulators_fit(problem: PagedDecodeProblem, config: Config) -> str | None
     """Pointers and scores of a tile over the threads of a block: more than 255 registers spill."""
     threads = 32 * int(config["num_warps"])
     block_n = int(config["block_n"])
-    # A 16-byte load needs a 64-bit pointer (2 registers) for every 8 elements, for K and V.
-    pointers = 2 * 2 * block_n * problem.head_dim // 8 // threads
-    rows = max(int(config["block_h"]), 8 if config["swap_ab"] else MIN_DOT_ROWS)
-    accumulator = rows * problem.head_dim // threads
+    # A 16-byte load needs a 64-bit pointer (2 registers), for K and V.
+    element = KV_DTYPE_BYTES[problem.kv_dtype]
+    head_dim = _next_power_of_two(problem.head_dim)
+    pointers = 2 * 2 * block_n * head_dim * element // 16 // threads
+    rows = max(int(config["block_m"]), 8 if config["swap_ab"] else MIN_DOT_ROWS)
+    accumulator = rows * head_dim // threads
     scores = rows * block_n // threads
     needed = pointers + accumulator + 2 * scores
     if needed > TILE_REGISTERS:
@@ -125,6 +142,7 @@ def _config(
     num_stages: int,
     splits: int = 1,
     split_tokens: int = 0,
+    ctas_per_sm: int = 0,
     merge: str = "kernel",
     prefetch_pages: bool = False,
     swap_ab: bool = False,
@@ -133,7 +151,7 @@ def _config(
     """A config whose tile holds all query heads of a KV head; splits are cut to what fits."""
     values: dict[str, ParameterValue] = {
         "block_n": block_n,
-        "block_h": _max_block_h(problem),
+        "block_m": _max_block_m(problem),
         "num_warps": num_warps,
         "num_stages": num_stages,
         "prefetch_pages": prefetch_pages,
@@ -143,6 +161,8 @@ def _config(
     fitting = [n for n in _NUM_SPLITS if n <= splits and n * block_n <= problem.kv_len]
     if split_tokens:
         values |= {"split_rule": "size", "split_tokens": split_tokens, "merge": merge}
+    elif ctas_per_sm:
+        values |= {"split_rule": "stream", "ctas_per_sm": ctas_per_sm, "merge": merge}
     elif fitting:
         values |= {"split_rule": "count", "num_splits": fitting[-1], "merge": merge}
     else:
@@ -150,9 +170,13 @@ def _config(
     return Config.of("triton", values)
 
 
-def _max_block_h(problem: PagedDecodeProblem) -> int:
-    """The smallest power of two that holds the query heads of one KV head."""
-    return 1 << (problem.group_size - 1).bit_length()
+def _max_block_m(problem: PagedDecodeProblem) -> int:
+    """The smallest power of two that holds the rows of one KV head, within a warp group's tile."""
+    return min(MAX_BLOCK_M, _next_power_of_two(problem.rows_per_kv_head))
+
+
+def _next_power_of_two(value: int) -> int:
+    return 1 << (value - 1).bit_length()
 
 
 def _seeds(problem: PagedDecodeProblem) -> tuple[Config, ...]:
@@ -210,6 +234,17 @@ def _seeds(problem: PagedDecodeProblem) -> tuple[Config, ...]:
             splits=2,
             prefetch_pages=True,
             swap_ab=True,
+        ),
+        # A persistent grid of equal shares, for batches of unequal lengths.
+        _config(
+            problem,
+            block_n=64,
+            num_warps=4,
+            num_stages=3,
+            ctas_per_sm=2,
+            merge="last_block",
+            prefetch_pages=True,
+            kv_eviction="evict_first",
         ),
         # Runs of equal size, for batches of unequal lengths.
         _config(

@@ -66,6 +66,7 @@ class PagedDecodeInputs:
     k_scale: float | torch.Tensor = 1.0
     """Factor of K's stored values: a number, or fp32 of one element on the device."""
     v_scale: float | torch.Tensor = 1.0
+    """Likewise of V's; a tensor where ``k_scale`` is one."""
     window_left: int = -1
     """Tokens before a query that it attends to besides itself; -1: all."""
     is_causal: bool = True

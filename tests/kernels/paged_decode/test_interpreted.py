@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ pytestmark = [
 
 PLAIN = {
     "block_n": 32,
-    "block_h": 4,
+    "block_m": 4,
     "num_warps": 4,
     "num_stages": 2,
     "prefetch_pages": False,
@@ -39,6 +40,7 @@ def config(**changes: object) -> Config:
 
 
 COUNT = {"split_rule": "count", "num_splits": 3}
+STREAM = {"split_rule": "stream", "ctas_per_sm": 1}
 SIZE = {"split_rule": "size", "split_tokens": 64}
 
 
@@ -76,6 +78,8 @@ SPLITS = {
     "count, last block": {**COUNT, "merge": "last_block"},
     "size, kernel": {**SIZE, "merge": "kernel"},
     "size, last block": {**SIZE, "merge": "last_block"},
+    "stream, kernel": {**STREAM, "merge": "kernel"},
+    "stream, last block": {**STREAM, "merge": "last_block"},
 }
 AXES = {
     "group": [1, 3, 4, 7, 16],
@@ -86,7 +90,7 @@ AXES = {
     "split": list(SPLITS),
     "swap_ab": [False, True],
     "prefetch_pages": [False, True],
-    "block_h": [1, 4, 16],
+    "block_m": [1, 4, 16],
 }
 
 
@@ -158,7 +162,7 @@ def test_matches_reference(case: dict) -> None:
         **SPLITS[case["split"]],
         swap_ab=case["swap_ab"],
         prefetch_pages=case["prefetch_pages"],
-        block_h=case["block_h"],
+        block_m=case["block_m"],
     )
     outputs = run(problem, chosen, inputs)
     assert ref.compare(problem, inputs, outputs).reason is None
@@ -199,7 +203,7 @@ def test_logits_far_below_zero_keep_their_value() -> None:
     problem = problem_of()
     inputs = ref.paged_inputs(problem, [70, 3, 33], device="cpu", seed=3)
     inputs.q.fill_(16.0)
-    inputs.kv_cache[:, 0].fill_(-125.0)
+    inputs.k_cache.fill_(-125.0)
     outputs = run(problem, config(**SPLITS["count, last block"]), inputs)
     assert ref.compare(problem, inputs, outputs).reason is None
 
@@ -207,14 +211,12 @@ def test_logits_far_below_zero_keep_their_value() -> None:
 def test_page_order_does_not_matter() -> None:
     problem = problem_of(page=12)
     inputs = ref.paged_inputs(problem, [77, 0, 200], device="cpu", seed=4)
-    order = torch.randperm(inputs.kv_cache.shape[0], generator=torch.Generator().manual_seed(9))
-    moved = ref.PagedDecodeInputs(
-        q=inputs.q,
-        kv_cache=inputs.kv_cache[order],
-        kv_indptr=inputs.kv_indptr,
+    order = torch.randperm(inputs.k_cache.shape[0], generator=torch.Generator().manual_seed(9))
+    moved = replace(
+        inputs,
+        k_cache=inputs.k_cache[order],
+        v_cache=inputs.v_cache[order],
         kv_indices=order.argsort()[inputs.kv_indices.long()].to(torch.int32),
-        kv_last_page_len=inputs.kv_last_page_len,
-        sm_scale=inputs.sm_scale,
     )
     first, second = (run(problem, config(), i) for i in (inputs, moved))
     assert ref.outputs_equal(first, second)
@@ -224,13 +226,12 @@ def test_request_alone_equals_request_in_a_batch_under_a_fixed_split_size() -> N
     problem = problem_of()
     inputs = ref.paged_inputs(problem, [77, 30, 200], device="cpu", seed=5)
     first, end = inputs.kv_indptr[2:4].tolist()
-    alone = ref.PagedDecodeInputs(
+    alone = replace(
+        inputs,
         q=inputs.q[2:],
-        kv_cache=inputs.kv_cache,
         kv_indptr=torch.tensor([0, end - first], dtype=torch.int32),
         kv_indices=inputs.kv_indices[first:end],
         kv_last_page_len=inputs.kv_last_page_len[2:],
-        sm_scale=inputs.sm_scale,
     )
     chosen = config(**SPLITS["size, kernel"])
     batched = run(problem, chosen, inputs)
@@ -244,13 +245,11 @@ def test_page_table_that_does_not_start_at_zero_and_strided_q() -> None:
     inputs = ref.paged_inputs(problem, [40, 50, 60], device="cpu", seed=6)
     packed = torch.zeros(3, 3, *inputs.q.shape[1:], dtype=inputs.q.dtype)
     packed[:, 1] = inputs.q
-    shifted = ref.PagedDecodeInputs(
+    shifted = replace(
+        inputs,
         q=packed[:, 1],
-        kv_cache=inputs.kv_cache,
         kv_indptr=inputs.kv_indptr + 2,
         kv_indices=torch.cat([inputs.kv_indices.new_full((2,), -(10**6)), inputs.kv_indices]),
-        kv_last_page_len=inputs.kv_last_page_len,
-        sm_scale=inputs.sm_scale,
     )
     outputs = run(problem, config(**SPLITS["size, last block"]), shifted)
     assert ref.outputs_equal(outputs, run(problem, config(**SPLITS["size, last block"]), inputs))
@@ -259,7 +258,10 @@ def test_page_table_that_does_not_start_at_zero_and_strided_q() -> None:
 def test_inputs_are_not_modified_and_a_launcher_serves_again() -> None:
     problem = problem_of()
     inputs = ref.paged_inputs(problem, [77, 0, 200], device="cpu", seed=7)
-    before = [t.clone() for t in (inputs.q, inputs.kv_cache, inputs.kv_indptr, inputs.kv_indices)]
+    before = [
+        t.clone()
+        for t in (inputs.q, inputs.k_cache, inputs.v_cache, inputs.kv_indptr, inputs.kv_indices)
+    ]
     launcher = template("paged_decode", "triton").build(
         problem, config(**SPLITS["count, last block"]), inputs
     )
@@ -269,6 +271,6 @@ def test_inputs_are_not_modified_and_a_launcher_serves_again() -> None:
         launcher.launch(inputs, outputs)
         results.append(outputs)
     assert all(ref.outputs_equal(results[0], other) for other in results[1:])
-    after = (inputs.q, inputs.kv_cache, inputs.kv_indptr, inputs.kv_indices)
+    after = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.kv_indptr, inputs.kv_indices)
     assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
     assert ref.compare(problem, inputs, results[0]).reason is None
