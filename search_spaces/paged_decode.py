@@ -12,6 +12,7 @@ from ..kernels.device import DeviceSpec
 from ..kernels.paged_decode import PagedDecodeProblem
 from ..kernels.paged_decode.problem import KV_DTYPE_BYTES
 from .constraints import TILE_REGISTERS, fits_shared_memory
+from .paged_decode_mla import mla_space
 from .parameters import ActiveWhen, categorical, ordered, powers_of_two
 from .space import Constraint, SearchSpace
 
@@ -260,4 +261,4 @@ def _seeds(problem: PagedDecodeProblem) -> tuple[Config, ...]:
     )
 
 
-SPACES = {"triton": triton_space}
+SPACES = {"triton": triton_space, "triton_mla": mla_space}

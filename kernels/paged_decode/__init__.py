@@ -13,7 +13,12 @@ if TYPE_CHECKING:
 __all__ = ["OPERATION", "PagedDecodeInputs", "PagedDecodeOutputs", "PagedDecodeProblem"]
 
 OPERATION = lazy_operation(
-    __name__, PagedDecodeProblem, {"triton": ("triton_template", "PagedDecodeTriton")}
+    __name__,
+    PagedDecodeProblem,
+    {
+        "triton": ("triton_template", "PagedDecodeTriton"),
+        "triton_mla": ("triton_mla_template", "PagedDecodeMla"),
+    },
 )
 
 
