@@ -11,7 +11,7 @@ from ...errors import UsageError
 from ..triton_spec import BoundTritonKernel
 from .inputs import PagedDecodeInputs, PagedDecodeOutputs
 from .problem import PagedDecodeProblem
-from .triton_mla_template import MlaConfig, MlaTraits, kernel_specs
+from .triton_mla_specs import MlaConfig, MlaTraits, kernel_specs
 
 __all__ = ["MlaLauncher"]
 
