@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from ..kernels.paged_decode.inputs import Rope
 from . import gdn
 from .attention_states import merge_state, merge_states
+from .mla_decode import mla_decode
+from .page_table import PageTable
 from .paged_decode import paged_decode, resolve_paged_decode
+from .shared_prefix_decode import shared_prefix_decode
 
-__all__ = ["gdn", "merge_state", "merge_states", "paged_decode", "resolve_paged_decode"]
+__all__ = [
+    "PageTable",
+    "Rope",
+    "gdn",
+    "merge_state",
+    "merge_states",
+    "mla_decode",
+    "paged_decode",
+    "resolve_paged_decode",
+    "shared_prefix_decode",
+]

@@ -55,6 +55,7 @@ def merge_spec(
     element = f"*{_TRITON_TYPES[dtype]}"
     if is_pair:
         pointers = {"out_a": element, "lse_a": "*fp32", "out_b": element, "lse_b": "*fp32"}
+        operands: list[tuple[str, tuple[str, ...]]]
         operands = [("a", _STATE), ("b", _STATE), ("out", _STATE)]
         operands += [("lse_a", _STATE), ("lse_b", _STATE), ("lse", _STATE)]
     else:

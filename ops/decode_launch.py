@@ -1,0 +1,174 @@
+"""From checked inputs of paged decode to a launch: the problem, the look-up, the launcher.
+
+Shared by every public function that ends in paged decode. The problem is read off shapes; how the
+lengths are spread is on the device, so the look-up prefers winners for mixed lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+
+from ..errors import UsageError
+from ..kernels.base import Launcher
+from ..kernels.device import DeviceSpec
+from ..kernels.paged_decode import PagedDecodeInputs, PagedDecodeOutputs, PagedDecodeProblem
+from ..kernels.paged_decode.lengths import LENGTH_MIXES
+from ..kernels.registry import template
+from ..tuner.dispatch import LookupResult, Snapshot, Tier, current_snapshot
+from .launchers import LauncherCache
+from .on_device import device_spec, dtype_name, on_device
+
+__all__ = ["MIXES_IF_UNKNOWN", "launch", "mixes_to_try", "resolve"]
+
+_launchers = LauncherCache()
+
+MIXES_IF_UNKNOWN = ("mixed", "equal")
+"""Mixes whose winners serve lengths that are not known, the preferred one first."""
+
+_WORTH = {Tier.EXACT: 0, Tier.NEAREST: 0, Tier.SIBLING: 1, Tier.PREDICTED: 2, Tier.DEFAULT: 3}
+"""Tiers by where the winner was measured; among equals the preferred mix serves."""
+
+
+def mixes_to_try(function: str, lengths: str | None) -> tuple[str, ...]:
+    """The mixes that a call's ``lengths`` stands for.
+
+    Raises:
+        UsageError: no such mix.
+    """
+    if lengths is None:
+        return MIXES_IF_UNKNOWN
+    if lengths not in LENGTH_MIXES:
+        allowed = ", ".join(LENGTH_MIXES)
+        raise UsageError(f"lengths={lengths!r} of {function}: one of {allowed}, or None if unknown")
+    return (lengths,)
+
+
+def resolve(function: str, inputs: PagedDecodeInputs, mixes: Sequence[str]) -> LookupResult:
+    """The look-up for these inputs: its config is the one that runs.
+
+    Raises:
+        UsageError: the tensors are on the CPU and Triton's interpreter is off.
+        UnsupportedError: no template serves the problem on this GPU.
+        StoreError: a database cannot be read.
+    """
+    return _resolved(current_snapshot(), function, inputs.q.device, tuple(mixes), **_sizes(inputs))
+
+
+def launch(
+    function: str,
+    inputs: PagedDecodeInputs,
+    outputs: PagedDecodeOutputs,
+    mixes: Sequence[str],
+) -> None:
+    """Looks the config up and enqueues its kernels on the current stream of q's device.
+
+    Raises:
+        UsageError: as for ``resolve``, or a CUDA graph is being captured and nothing was built yet.
+        UnsupportedError: no template serves the problem on this GPU.
+        StoreError: a database cannot be read.
+    """
+    q = inputs.q
+    with on_device(q.device):
+        result = resolve(function, inputs, mixes)
+        key = (result.config, result.problem, q.device.index, *_specialisation(inputs, outputs))
+        owned = _launchers.get(key, q.device, lambda: _build(result, inputs))
+        with owned.lock:
+            owned.launcher.launch(inputs, outputs)
+
+
+def _sizes(inputs: PagedDecodeInputs) -> dict[str, int | str | bool]:
+    """The fields of the problem, ``lengths`` apart."""
+    q, k = inputs.q, inputs.k_cache
+    batch, page_size = inputs.batch, inputs.page_size
+    return {
+        "batch": batch,
+        "kv_len": _kv_bucket(inputs.kv_indices.numel() * page_size, batch),
+        "num_qo_heads": q.shape[1],
+        "num_kv_heads": k.shape[2],
+        "head_dim": q.shape[2],
+        "page_size": page_size,
+        "dtype": dtype_name(q.dtype),
+        "kv_dtype": dtype_name(k.dtype),
+        "query_len": inputs.query_len,
+        "head_dim_v": inputs.v_cache.shape[3],
+        "kv_layout": _layout_of(k),
+        "window_left": inputs.window_left,
+        "is_causal": inputs.is_causal,
+        "has_soft_cap": inputs.soft_cap > 0.0,
+        "has_sinks": inputs.sinks is not None,
+        "has_alibi": inputs.alibi_slopes is not None,
+        "has_rope": inputs.rope is not None,
+    }
+
+
+@lru_cache(maxsize=4096)
+def _resolved(
+    snapshot: Snapshot,
+    function: str,
+    device: torch.device,
+    mixes: tuple[str, ...],
+    **sizes: int | str | bool,
+) -> LookupResult:
+    """The look-up of the mix that has the winner of most worth, the first one where equal.
+
+    The others are only explained: what serves is what counts as a miss.
+    """
+    spec = device_spec(device, function)
+    problems = [PagedDecodeProblem.from_dict({**sizes, "lengths": mix}) for mix in mixes]
+    if len(problems) > 1:
+        problems.sort(key=lambda problem: _worth(snapshot, problem, spec))
+    return snapshot.lookup(problems[0], spec)
+
+
+def _worth(snapshot: Snapshot, problem: PagedDecodeProblem, device: DeviceSpec) -> int:
+    result = snapshot.explain(problem, device).result
+    return len(_WORTH) if result is None else _WORTH[result.tier]
+
+
+def _kv_bucket(num_tokens: int, batch: int) -> int:
+    """Mean tokens a request, rounded up to a power of two: a growing cache rarely changes it."""
+    mean = max(1, -(-num_tokens // batch))
+    return 1 << (mean - 1).bit_length()
+
+
+def _layout_of(pool: torch.Tensor) -> str:
+    """The order in memory of a view ``[pages, tokens, heads, dim]``; NHD where both are one."""
+    return "HND" if pool.stride(2) > pool.stride(1) and pool.shape[2] > 1 else "NHD"
+
+
+def _specialisation(inputs: PagedDecodeInputs, outputs: PagedDecodeOutputs) -> tuple[object, ...]:
+    """What a launcher's kernels and scratch depend on beside the problem and the config.
+
+    A launcher that has run for one key has everything loaded, which capture relies on.
+    """
+    tensors = (inputs.q, inputs.k_cache, inputs.v_cache, outputs.out)
+    table = inputs.kv_indices
+    return (
+        *(tensor.stride() for tensor in tensors),
+        tuple(tensor.data_ptr() % 16 == 0 for tensor in tensors),
+        # The row stride of a dense table; the scratch is that of the whole bucket.
+        table.stride(0) if table.dim() == 2 else None,
+        outputs.lse is not None,
+        outputs.lse_base,
+        inputs.soft_cap,
+        inputs.rope,
+        *(isinstance(scale, torch.Tensor) for scale in (inputs.k_scale, inputs.v_scale)),
+    )
+
+
+def _build(result: LookupResult, inputs: PagedDecodeInputs) -> Launcher:
+    """A launcher whose scratch serves the fullest page table of the bucket."""
+    problem = result.problem
+    assert isinstance(problem, PagedDecodeProblem)
+    if inputs.seq_lens is None:
+        num_pages = -(-problem.batch * problem.kv_len // problem.page_size)
+        fullest = inputs.kv_indices.new_empty(num_pages)
+    else:
+        pages_each = -(-problem.kv_len // problem.page_size)
+        fullest = inputs.kv_indices.new_empty((problem.batch, pages_each))
+    chosen = template(problem.op, result.template)
+    return chosen.build(problem, result.config, replace(inputs, kv_indices=fullest))

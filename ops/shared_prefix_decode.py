@@ -1,0 +1,147 @@
+"""Paged decode of requests that share a prefix: its pages are given once and read once.
+
+Two levels: all queries of a group over their prefix, as one request with many query tokens; each
+request over its own suffix; then the two states are merged by their LSEs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ..errors import UsageError
+from ..kernels.paged_decode import PagedDecodeInputs, PagedDecodeOutputs
+from .attention_states import merge_state
+from .checks import wrong
+from .decode_inputs import checked_outputs, checked_query, inputs_of
+from .decode_launch import launch, mixes_to_try
+from .decode_options import DecodeOptions, LseBase, Scale
+from .kv_cache import KvCache, kv_views
+from .page_table import PageTable
+
+__all__ = ["shared_prefix_decode"]
+
+_FUNCTION = "shared_prefix_decode"
+_PREFIX_MIXES = ("equal", "mixed")
+"""A prefix is as long as its table says, so a winner for equal lengths fits best."""
+
+
+def shared_prefix_decode(
+    q: torch.Tensor,
+    kv_cache: KvCache,
+    prefix: PageTable,
+    suffix: PageTable,
+    *,
+    kv_layout: str = "NHD",
+    kv_dtype: str | None = None,
+    sm_scale: float | None = None,
+    q_scale: float = 1.0,
+    k_scale: Scale = 1.0,
+    v_scale: Scale = 1.0,
+    is_causal: bool = True,
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    lengths: str | None = None,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+    return_lse: bool = False,
+    lse_base: LseBase = "2",
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention of each request over a prefix that it shares with others, then its own suffix.
+
+    The same as ``paged_decode`` over the two one after the other, with one rounding of the two
+    partial outputs to q's dtype more. Arguments that are not named here are those of
+    ``paged_decode``. A window, ALiBi slopes and fused RoPE depend on positions that the shared part
+    does not know, and are not taken; K is to be rotated before it is stored.
+
+    Args:
+        q: ``[batch * query_len, num_qo_heads, head_dim]``, as for ``paged_decode``.
+        kv_cache: Holds the pages of prefixes and suffixes.
+        prefix: One row for each group: the pages that its requests share. A group is the same
+            number of requests that follow each other; for groups of different sizes, call once
+            for each.
+        suffix: One row for each request: its own pages, which begin where the prefix ends. With
+            more than one query token it holds these tokens at least; otherwise it may be empty.
+        kv_layout: As for ``paged_decode``.
+        kv_dtype: Likewise.
+        sm_scale: Likewise.
+        q_scale: Likewise.
+        k_scale: Likewise.
+        v_scale: Likewise.
+        is_causal: Likewise, among the query tokens of a request.
+        soft_cap: Likewise.
+        sinks: Likewise; they count once.
+        lengths: How the suffixes are spread, where known; it only chooses the winner.
+        out: As for ``paged_decode``.
+        lse: Likewise.
+        return_lse: Likewise.
+        lse_base: Likewise.
+
+    Returns:
+        ``out``, or ``(out, lse)``.
+
+    Raises:
+        UsageError: as for ``paged_decode``, or the groups do not divide the requests.
+        UnsupportedError: no template serves one of the two problems on this GPU.
+        StoreError: a database cannot be read.
+    """
+    options = DecodeOptions(
+        sm_scale=sm_scale,
+        q_scale=q_scale,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        is_causal=is_causal,
+        soft_cap=soft_cap,
+        sinks=sinks,
+    )
+    _check_tables(q, prefix, suffix)
+    pools = kv_views(_FUNCTION, kv_cache, kv_layout=kv_layout, kv_dtype=kv_dtype, q=q)
+    inputs = inputs_of(_FUNCTION, q, pools, suffix, options)
+    # An LSE is needed to merge, whether or not it is asked for.
+    outputs = checked_outputs(_FUNCTION, inputs, out, lse, return_lse=True, lse_base=lse_base)
+    mixes = mixes_to_try(_FUNCTION, lengths)
+    assert outputs.lse is not None
+    if suffix.batch > 0:
+        shared = PagedDecodeOutputs(
+            torch.empty_like(outputs.out), torch.empty_like(outputs.lse), lse_base
+        )
+        launch(_FUNCTION, _over_prefix(inputs, prefix), shared, _PREFIX_MIXES)
+        launch(_FUNCTION, inputs, outputs, mixes)
+        assert shared.lse is not None
+        merge_state(
+            *(shared.out, shared.lse, outputs.out, outputs.lse),
+            lse_base=lse_base,
+            out=outputs.out,
+            lse=outputs.lse,
+        )
+    return (outputs.out, outputs.lse) if return_lse or lse is not None else outputs.out
+
+
+def _over_prefix(inputs: PagedDecodeInputs, prefix: PageTable) -> PagedDecodeInputs:
+    """A group's queries as the query tokens of one request; the sinks count in the suffix."""
+    return replace(
+        inputs,
+        kv_indices=prefix.indices,
+        kv_indptr=prefix.indptr,
+        kv_last_page_len=prefix.last_page_len,
+        seq_lens=prefix.seq_lens,
+        is_causal=inputs.q.shape[0] == prefix.batch,
+        sinks=None,
+    )
+
+
+def _check_tables(q: torch.Tensor, prefix: PageTable, suffix: PageTable) -> None:
+    for name, table in (("prefix", prefix), ("suffix", suffix)):
+        if not isinstance(table, PageTable):
+            kind = type(table).__name__
+            raise UsageError(
+                f"{name} of {_FUNCTION} is a {kind}: must be PageTable.csr(kv_indptr, kv_indices, "
+                "kv_last_page_len) or PageTable.dense(block_table, seq_lens)"
+            )
+    checked_query(_FUNCTION, q, suffix)
+    prefix.check(_FUNCTION, q.device, "prefix ")
+    groups, batch = prefix.batch, suffix.batch
+    if (groups == 0) != (batch == 0) or batch % max(1, groups):
+        allowed = f"a divisor of the {batch} requests of suffix, at least 1"
+        raise wrong(_FUNCTION, "number of groups in prefix", groups, allowed)
