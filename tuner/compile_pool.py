@@ -13,14 +13,15 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..kernels import registry
-from ..kernels.base import CompiledBinary, Config, KernelSpec, Problem
+from ..kernels.base import CompiledBinary, Config, KernelSpec, KernelTemplate, Problem
 from .prediction.binary import read_facts
 from .process_pool import JobCrashedError, JobMemoryError, JobTimeoutError, WorkerPool
 from .records import BinaryFacts, TrialStatus
 
-__all__ = ["COMPILE_TIMEOUT_S", "CompilePool", "CompileResult", "default_num_workers"]
+__all__ = ["COMPILE_TIMEOUT_S", "CompilePool", "CompileResult", "default_num_workers", "kernels_of"]
 
 COMPILE_TIMEOUT_S = 120.0
 """Far above any compile seen (a large attention tile takes about 20 s on one slow core)."""
@@ -70,7 +71,7 @@ class CompilePool:
         self._timeout_s = timeout_s
         self._pool = WorkerPool(self.num_workers, memory_limit_bytes=memory_limit_bytes)
 
-    def submit(  # noqa: PLR0917  (a job is these six)
+    def submit(  # noqa: PLR0917  (a job is these seven)
         self,
         op_name: str,
         op_module: str,
@@ -78,17 +79,17 @@ class CompilePool:
         problem: Problem,
         config: Config,
         arch: int,
+        part: str = "",
     ) -> Future[CompileResult]:
-        """Compiles every kernel of the config for ``arch``.
+        """Compiles every kernel of the config for ``arch``, or those of one part.
 
         ``op_module`` is ``registry.module_of(op_name)``. The future holds an exception only where
         the fault is not the config's: no cuobjdump, or an error in the template's own code.
         """
         outer: Future[CompileResult] = Future()
         start = time.monotonic()
-        job = self._pool.submit(
-            self._timeout_s, compile_config, op_name, op_module, template, problem, config, arch
-        )
+        compiled = partial(compile_config, op_name, op_module, template, problem, config, arch)
+        job = self._pool.submit(self._timeout_s, compiled, part)
 
         def settle(inner: Future[CompileResult]) -> None:
             if inner.cancelled():
@@ -126,11 +127,21 @@ class CompilePool:
 
 
 def compile_config(  # noqa: PLR0917  (the job of ``CompilePool.submit``)
-    op_name: str, op_module: str, template: str, problem: Problem, config: Config, arch: int
+    op_name: str,
+    op_module: str,
+    template: str,
+    problem: Problem,
+    config: Config,
+    arch: int,
+    part: str = "",
 ) -> CompileResult:
-    """Compiles one config in this process; runs in a worker."""
+    """Compiles one config, or one part of it, in this process; runs in a worker."""
     registry.register(op_name, op_module)
-    specs = registry.template(op_name, template).kernel_specs(problem, config)
+    found = registry.template(op_name, template)
+    specs = found.kernel_specs(problem, config)
+    if part:
+        kernels = kernels_of(found, problem, config, part)
+        specs = tuple(spec for spec in specs if spec.name in kernels)
     start = time.monotonic()
     facts: list[BinaryFacts] = []
     digests: list[str | None] = []
@@ -142,6 +153,15 @@ def compile_config(  # noqa: PLR0917  (the job of ``CompilePool.submit``)
             return replace(result, facts=(), compile_s=time.monotonic() - start)
     elapsed_s = time.monotonic() - start
     return CompileResult(TrialStatus.OK, "", tuple(facts), elapsed_s, _joined(digests))
+
+
+def kernels_of(
+    template: KernelTemplate, problem: Problem, config: Config, part: str
+) -> tuple[str, ...]:
+    """Names of the kernels that the part launches."""
+    known = {found.name: found.kernels for found in template.parts(problem, config)}
+    assert part in known, f"{template.op}/{template.name} names parts {list(known)}, not {part!r}"
+    return known[part]
 
 
 def _compile_kernel(spec: KernelSpec, arch: int) -> CompileResult:

@@ -50,12 +50,15 @@ class GpuWorker:
     def take_on(self, task: Task) -> None:
         """Makes ``task`` what jobs are about; the process, where there is one, stays.
 
+        So do its inputs where the task is the same.
+
         Raises:
             DeviceError: no process can be made ready for the task.
             CancelledError: ``close`` was called.
         """
+        is_same = task == self._task
         self._task = task
-        if self._pool is not None:
+        if self._pool is not None and not is_same:
             self._make_inputs(self._pool, task)
 
     def run(self, timeout_s: float, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

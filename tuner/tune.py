@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UnsupportedError, UsageError
 from ..kernels.registry import template
+from ..search_spaces.parts import PartScope
 from ..search_spaces.registry import joint_space
 from ..search_spaces.space import JointSpace
 from . import catalog, dispatch, environment
@@ -24,7 +26,8 @@ from .paths import user_database_path
 from .prediction.roofline import share_of_roofline
 from .progress import LoggingListener, ProgressListener
 from .records import MeasurementPolicy, Provenance, StudyKey, TrialStatus
-from .search.driver import failure_summary, run_study
+from .search.driver import failure_summary
+from .search.partwise import expected_trials, run_search
 from .search.stopping import GainRule
 from .store import Store
 from .store.records import StudyRecord, TrialRecord, WinnerRecord
@@ -153,7 +156,8 @@ class _Run:
     @property
     def gpu_busy_share(self) -> float | None:
         """Share of the time of the measured searches that the GPU was held; None without any."""
-        elapsed_s = sum(evaluator.elapsed_s for evaluator in self._measured)
+        # The parts of an operation are measured while its own evaluator waits.
+        elapsed_s = sum(evaluator.elapsed_s for evaluator in self._measured if evaluator.is_whole)
         busy_s = sum(evaluator.busy_s for evaluator in self._measured)
         return busy_s / elapsed_s if elapsed_s else None
 
@@ -190,30 +194,34 @@ class _Run:
     def _one(self, job: _Job, space: JointSpace, deadline: float | None) -> TuneRow:
         entry, target = job.entry, job.target
         study = self._store.study(_study_key(job, space), seed=self._seed)
-        total = min(self._limits.num_trials, space.count())
+        total = expected_trials(space, self._limits.num_trials)
         self._listener.study_started(entry.label, target.device.sku, entry.problem, total)
-        with closing(self._evaluator(job, study)) as evaluator:
-            winner = run_study(
-                space=space,
-                evaluator=evaluator,
-                store=self._store,
-                study=study,
-                num_trials=self._limits.num_trials,
-                deadline=deadline,
-                seed=self._seed,
-                num_finalists=self._limits.num_finalists,
-                listener=self._listener,
-                gain=self._gain,
-            )
+        winner = run_search(
+            space=space,
+            evaluators=partial(self._evaluator, job),
+            store=self._store,
+            study=study,
+            num_trials=self._limits.num_trials,
+            deadline=deadline,
+            seed=self._seed,
+            num_finalists=self._limits.num_finalists,
+            listener=self._listener,
+            gain=self._gain,
+        )
         self._listener.study_ended(winner)
-        return _row(job, space, winner, self._store.trials(study.study_id))
+        trials = self._store.trials(study.study_id)
+        for part in self._store.part_studies(study):
+            trials += self._store.trials(part.study_id)
+        return _row(job, space, winner, trials)
 
-    def _evaluator(self, job: _Job, study: StudyRecord) -> Evaluator:
+    def _evaluator(
+        self, job: _Job, study: StudyRecord, scope: PartScope | None = None
+    ) -> Evaluator:
         problem, device = job.entry.problem, job.target.device
         if job.target.provenance is Provenance.PREDICTED:
             if self._compilers is None:
                 self._compilers = self._resources.enter_context(CompilePool())
-            return PredictEvaluator(problem, device, pool=self._compilers)
+            return PredictEvaluator(problem, device, pool=self._compilers, scope=scope)
         # Loads the parts that need a GPU only where one is used.
         from .evaluators.measure import MeasureEvaluator, measuring_compile_pool
 
@@ -236,6 +244,7 @@ class _Run:
             gpu=gpu,
             best_us=min(times, default=None),
             seed=self._seed,
+            scope=scope,
         )
         self._measured.append(evaluator)
         return evaluator

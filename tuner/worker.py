@@ -25,15 +25,13 @@ from .launch_errors import failures, is_out_of_memory, status_of
 from .measure import MeasureSettings, count_copies, count_launches, measure, warm_up
 from .order_statistics import timing_of
 from .records import MeasurementPolicy, Timing, TrialStatus
-from .timers import Call, CudaTimer, Run, Timer, WallTimer
-from .validate import Verdict, build_on_poison, judge_repeat, validate
+from .timed_launches import Copy, TimedLaunches, part_launches, whole_launches
+from .timers import CudaTimer, Run, Timer, WallTimer
+from .validate import Verdict, judge_repeat, validate
 
 __all__ = ["Outcome", "RaceOutcome", "Task", "evaluate", "prepare", "race", "verify"]
 
 _log = logging.getLogger(__name__)
-
-_MAX_LAUNCHERS = 16
-"""Launchers of one config; with more copies than this, copies share a launcher and its scratch."""
 
 
 @dataclass(frozen=True)
@@ -82,19 +80,13 @@ class RaceOutcome:
 
 
 @dataclass
-class _Copy:
-    inputs: Any
-    outputs: Any
-
-
-@dataclass
 class _State:
     """The problem that this process serves, with its memory."""
 
     task: Task
     operation: Operation
     timer: Timer
-    copies: list[_Copy]
+    copies: list[Copy]
     validation_inputs: Any
     fresh_inputs: Any = None
     """Validation inputs of another seed, made for the finals."""
@@ -141,8 +133,11 @@ def _clock_watch() -> ClockWatch:
     return ClockWatch(nvml_reader(str(torch.cuda.get_device_properties(0).uuid)))
 
 
-def evaluate(config: Config, best_us: float | None) -> Outcome:
-    """Judges a config and times it if it is right; cuts it if far slower than ``best_us``."""
+def evaluate(config: Config, best_us: float | None, part: str = "") -> Outcome:
+    """Judges a config and times it if it is right; cuts it if far slower than ``best_us``.
+
+    With ``part``, the whole operation is judged and that part of it is timed.
+    """
     state = _prepared()
 
     def work() -> Outcome:
@@ -153,7 +148,9 @@ def evaluate(config: Config, best_us: float | None) -> Outcome:
             config,
             state.validation_inputs,
         )
-        return _time(state, config, verdict, best_us) if verdict.is_ok else _outcome(verdict)
+        if not verdict.is_ok:
+            return _outcome(verdict)
+        return _time(state, config, verdict, best_us, part)
 
     return _guarded(work)
 
@@ -209,14 +206,14 @@ def _prepared() -> _State:
     return _state
 
 
-def _make_copies(task: Task, operation: Operation) -> list[_Copy]:
+def _make_copies(task: Task, operation: Operation) -> list[Copy]:
     """Copies with seeds of their own: pages then lie differently in each, as they would."""
 
-    def make(index: int) -> _Copy:
+    def make(index: int) -> Copy:
         inputs = operation.make_inputs(
             task.problem, device=task.torch_device, seed=task.seed + index
         )
-        return _Copy(inputs, operation.make_outputs(task.problem, inputs))
+        return Copy(inputs, operation.make_outputs(task.problem, inputs))
 
     held_before = _memory(task.torch_device).held
     copies = [make(0)]
@@ -252,27 +249,21 @@ def _memory(torch_device: str) -> _Memory:
     return _Memory(torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0] + reusable, True)
 
 
-def _launches(state: _State, config: Config) -> tuple[Callable[[Any, Any], None], list[Call]]:
-    """A way to launch the config on inputs like those that are timed, and one launch a copy."""
+def _launches(state: _State, config: Config, part: str = "") -> TimedLaunches:
+    """Launches of the config, or of one part of it, a copy each."""
     template, problem = state.template(config), state.task.problem
-    launchers = [
-        build_on_poison(template, problem, config, copy.inputs)
-        for copy in state.copies[:_MAX_LAUNCHERS]
-    ]
-    calls: list[Call] = [
-        partial(launchers[i % len(launchers)].launch, copy.inputs, copy.outputs)
-        for i, copy in enumerate(state.copies)
-    ]
-    return launchers[0].launch, calls
+    if part:
+        return part_launches(state.operation, template, problem, config, state.copies, part=part)
+    return whole_launches(state.operation, template, problem, config, state.copies)
 
 
-def _time(state: _State, config: Config, verdict: Verdict, best_us: float | None) -> Outcome:
+def _time(
+    state: _State, config: Config, verdict: Verdict, best_us: float | None, part: str
+) -> Outcome:
     """Times a config that is right, and judges it again on what was timed."""
-    launch_on, calls = _launches(state, config)
-    first = state.operation.make_outputs(state.task.problem, state.copies[0].inputs)
-    launch_on(state.copies[0].inputs, first)
+    launches = _launches(state, config, part)
     measurement = measure(
-        calls,
+        launches.calls,
         state.timer,
         state.task.settings,
         best_us=best_us,
@@ -284,7 +275,8 @@ def _time(state: _State, config: Config, verdict: Verdict, best_us: float | None
         return replace(
             _outcome(verdict), status=TrialStatus.PRUNED, reason=reason, timing=measurement.timing
         )
-    verdict = _judge_timed(state, config, verdict, first)
+    launches.finish()
+    verdict = _judge_timed(state, config, verdict, launches.first)
     outcome = _outcome(verdict)
     return replace(outcome, timing=measurement.timing) if verdict.is_ok else outcome
 
@@ -318,7 +310,7 @@ def _judge_timed(state: _State, config: Config, verdict: Verdict, first: Any) ->
 def _join_race(state: _State, config: Config, runs: list[Run]) -> Outcome:
     """Adds a warm run of the config to ``runs``."""
     settings, timer = state.task.settings, state.timer
-    _, calls = _launches(state, config)
+    calls = _launches(state, config).calls
     for call in calls:
         call()
     pilot = timer.prepare(calls, min(len(calls), settings.pilot_launches))

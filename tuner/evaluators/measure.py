@@ -21,6 +21,7 @@ from typing import TypeVar
 from ...kernels import registry
 from ...kernels.base import Config, Problem
 from ...kernels.device import DeviceSpec
+from ...search_spaces.parts import PartScope
 from .. import worker
 from ..compile_pool import COMPILE_TIMEOUT_S, CompilePool, CompileResult, default_num_workers
 from ..environment import warn_if_busy
@@ -67,6 +68,7 @@ class MeasureEvaluator:
         torch_device: str | None = None,
         best_us: float | None = None,
         seed: int = 0,
+        scope: PartScope | None = None,
     ) -> None:
         """Starts the processes as they are needed.
 
@@ -83,7 +85,10 @@ class MeasureEvaluator:
             torch_device: Where to run; default the GPU, or the CPU where torch sees none.
             best_us: Best time known from an earlier part of the search.
             seed: Seed of the inputs.
+            scope: Configs are those of this part: the whole operation is judged with the other
+                parts held, the part alone is timed. Default: configs are whole.
         """
+        self._scope = scope
         policy = policy or MeasurementPolicy()
         op_module = registry.module_of(problem.op)
         torch_device = torch_device or _default_torch_device()
@@ -125,6 +130,11 @@ class MeasureEvaluator:
         self._is_closed = False
         self._feeder = threading.Thread(target=self._feed_gpu, name="gpu-feeder", daemon=True)
         self._feeder.start()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether configs are whole, not those of a part."""
+        return self._scope is None
 
     @property
     def elapsed_s(self) -> float:
@@ -169,6 +179,7 @@ class MeasureEvaluator:
             DeviceError: the GPU cannot be used, whatever the config.
         """
         assert self._in_flight == 0, "configs are still in flight"
+        assert self._scope is None, "finals are for whole configs"
         failed: list[Evaluation] = []
         compiled = _sound(self._compiled_again(configs), failed)
         candidates = _sound(self._each(worker.verify, compiled), failed)
@@ -210,14 +221,22 @@ class MeasureEvaluator:
             while True:
                 self._ready.get_nowait()
 
+    @property
+    def _part(self) -> str:
+        return self._scope.part if self._scope else ""
+
+    def _whole(self, config: Config) -> Config:
+        return self._scope.whole(config) if self._scope else config
+
     def _compile(self, config: Config) -> Future[CompileResult]:
         return self._compilers.submit(
             self._problem.op,
             self._op_module,
             config.template,
             self._problem,
-            config,
+            self._whole(config),
             self._device.arch,
+            self._part,
         )
 
     def _compiled(self, config: Config, job: Future[CompileResult]) -> None:
@@ -255,7 +274,8 @@ class MeasureEvaluator:
             return replace(
                 twin, config=compiled.config, compile_s=compiled.compile_s, measure_s=0.0
             )
-        outcome = self._run(worker.evaluate, compiled.config, self._best_us)
+        whole = self._whole(compiled.config)
+        outcome = self._run(worker.evaluate, whole, self._best_us, self._part)
         ended = _with_outcome(compiled, outcome)
         if code and ended.status in _REPEATED:
             self._twins[code] = ended
@@ -266,7 +286,7 @@ class MeasureEvaluator:
         if digest is None:
             return None
         template = registry.template(self._problem.op, config.template)
-        launch = template.launch_key(self._problem, config)
+        launch = template.launch_key(self._problem, self._whole(config))
         return None if launch is None else (config.template, digest, launch)
 
     def _run(self, job: Callable[..., Outcome], config: Config, *args: object) -> Outcome:

@@ -10,7 +10,8 @@ from typing import Self
 from ...kernels import registry
 from ...kernels.base import Config, Problem
 from ...kernels.device import DeviceSpec
-from ..compile_pool import COMPILE_TIMEOUT_S, CompilePool, CompileResult
+from ...search_spaces.parts import PartScope
+from ..compile_pool import COMPILE_TIMEOUT_S, CompilePool, CompileResult, kernels_of
 from ..prediction.cost_model import predict
 from ..records import Evaluation, Provenance, Timing, TrialStatus
 
@@ -34,8 +35,13 @@ class PredictEvaluator:
         num_workers: int | None = None,
         compile_timeout_s: float = COMPILE_TIMEOUT_S,
         pool: CompilePool | None = None,
+        scope: PartScope | None = None,
     ) -> None:
-        """``pool`` is shared with other evaluators and stays open; without one, makes its own."""
+        """``pool`` is shared with other evaluators and stays open; without one, makes its own.
+
+        With ``scope``, configs are those of a part, and the time is that of its launches.
+        """
+        self._scope = scope
         self._problem = problem
         self._device = device
         self._owned = (
@@ -56,8 +62,9 @@ class PredictEvaluator:
             registry.module_of(problem.op),
             config.template,
             problem,
-            config,
+            self._whole(config),
             self._device.arch,
+            self._scope.part if self._scope else "",
         )
         self._in_flight.append((config, future))
 
@@ -85,11 +92,18 @@ class PredictEvaluator:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _whole(self, config: Config) -> Config:
+        return self._scope.whole(config) if self._scope else config
+
     def _evaluate(self, config: Config, compiled: CompileResult) -> Evaluation:
         status, reason, timing = compiled.status, compiled.reason, None
         if status is TrialStatus.OK:
             template = registry.template(self._problem.op, config.template)
-            estimates = template.estimate(self._problem, config, self._device)
+            whole = self._whole(config)
+            estimates = template.estimate(self._problem, whole, self._device)
+            if self._scope:
+                kernels = kernels_of(template, self._problem, whole, self._scope.part)
+                estimates = tuple(e for e in estimates if e.kernel in kernels)
             prediction = predict(self._problem, self._device, estimates, compiled.facts)
             status, reason = prediction.status, prediction.reason
             if status is TrialStatus.OK:

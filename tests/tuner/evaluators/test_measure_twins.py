@@ -22,7 +22,16 @@ class Compilers:
 
     num_workers = 1
 
-    def submit(self, op: str, module: str, template: str, problem: Any, config: Config, arch: int):
+    def submit(
+        self,
+        op: str,
+        module: str,
+        template: str,
+        problem: Any,
+        config: Config,
+        arch: int,
+        part: str = "",
+    ):
         job: Future[CompileResult] = Future()
         digest = None if config.get("behaviour") == "no code" else f"{config['block_n']}"
         job.set_result(CompileResult(TrialStatus.OK, compile_s=0.5, digest=digest))

@@ -1,0 +1,314 @@
+"""A search of two algorithms, one of them in three parts whose times add."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+
+import parts_study
+import parts_toy_op
+import pytest
+from formula_evaluator import RecordingListener
+from parts_study import Evaluations, search_parts
+from tilescout.kernels.base import Config
+from tilescout.search_spaces.registry import joint_space
+from tilescout.search_spaces.space import Constraint, JointSpace
+from tilescout.tuner.records import TrialStatus
+from tilescout.tuner.search.driver import run_study
+from tilescout.tuner.search.partwise import expected_trials
+from tilescout.tuner.search.stopping import GainRule
+from tilescout.tuner.store import Store
+from toy_study import toy_key
+
+PROBLEM = parts_toy_op.PartsToyProblem(size=64)
+
+
+@pytest.fixture(autouse=True)
+def _registered():
+    parts_study.register()
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store.open(tmp_path / "trials.db") as opened:
+        yield opened
+
+
+@pytest.fixture
+def space(h200):
+    return joint_space(PROBLEM, h200)
+
+
+def optimum(space) -> Config:
+    return min(space, key=parts_toy_op.time_us)
+
+
+def whole_study(store, device, space):
+    return store.study(toy_key(device, PROBLEM, space_fingerprint=space.fingerprint()), seed=0)
+
+
+def stored(store, device, space) -> Counter:
+    """How often each (part, config) is stored."""
+    study = whole_study(store, device, space)
+    found = [("", trial.evaluation.config) for trial in store.trials(study.study_id)]
+    for part in store.part_studies(study):
+        name = part.key.part.rpartition(": ")[2]
+        found += [(name, trial.evaluation.config) for trial in store.trials(part.study_id)]
+    return Counter(found)
+
+
+@pytest.mark.slow
+def test_finds_the_optimum_that_a_joint_search_of_as_many_trials_misses(h200, space):
+    best = optimum(space)
+    assert space.count() > 15_000
+    for seed in range(3):
+        evaluations = Evaluations()
+        with Store.open(":memory:") as fresh:
+            winner = search_parts(fresh, h200, evaluations, num_trials=90, seed=seed)
+            assert winner.trial.evaluation.config == best
+        assert len(evaluations.seen) <= 90
+
+    def joint(num_trials: int, seed: int) -> float:
+        evaluations = Evaluations()
+        with Store.open(":memory:") as fresh:
+            study = whole_study(fresh, h200, space)
+            winner = run_study(
+                space=space,
+                evaluator=evaluations(study, None),
+                store=fresh,
+                study=study,
+                num_trials=num_trials,
+                deadline=None,
+                seed=seed,
+                num_finalists=3,
+                listener=RecordingListener(),
+            )
+            return winner.trial.evaluation.time_us
+
+    assert all(joint(90, seed) > parts_toy_op.time_us(best) for seed in range(3))
+
+
+def test_each_config_of_a_part_is_evaluated_once_and_stored(store, h200, space):
+    evaluations = Evaluations()
+    search_parts(store, h200, evaluations)
+    assert max(Counter(evaluations.seen).values()) == 1
+    assert stored(store, h200, space) == Counter(evaluations.seen)
+    assert {part for part, _ in evaluations.seen} == {"", *parts_toy_op.PARTS}
+    for part in parts_toy_op.PARTS:
+        names = {name for config in evaluations.of(part) for name, _ in config.values}
+        rule = {"shift_rule"} if part == "shift" else set()
+        assert names == {"algorithm", f"{part}_tile", f"{part}_depth"} | rule
+
+
+def test_the_default_comes_first_and_both_algorithms_are_measured_as_a_whole(store, h200, space):
+    evaluations = Evaluations()
+    search_parts(store, h200, evaluations)
+    assert evaluations.seen[0] == ("", space.default)
+    whole = Counter(config["algorithm"] for config in evaluations.of(""))
+    assert whole["fused"] == 5
+    # The seed, one combination a round, four with a runner-up.
+    assert 3 <= whole["split"] <= 7
+
+
+def test_other_parts_are_held_at_a_config_that_works(store, h200, space):
+    evaluations = Evaluations()
+    search_parts(store, h200, evaluations)
+    for part, bases in evaluations.bases.items():
+        assert bases, part
+        for base in bases:
+            assert base in evaluations.of("")
+
+
+def test_only_the_study_of_the_operation_is_decided(store, h200):
+    winner = search_parts(store, h200, Evaluations())
+    assert [found.study.study_id for found in store.winners()] == [winner.study.study_id]
+    assert [study.key.part for study in store.studies()] == [""]
+    assert store.rebuild_winners() == 0
+    parts = store.part_studies(winner.study)
+    assert [study.key.part for study in parts] == [
+        f"triton algorithm=split: {part}" for part in parts_toy_op.PARTS
+    ]
+    trial = store.trials(parts[0].study_id)[0].evaluation
+    with pytest.raises(ValueError, match=r"is of the part .*: only that of a whole operation"):
+        store.decide(parts[0].study_id, [trial])
+
+
+def test_a_finished_search_gives_its_winner_and_runs_nothing(store, h200):
+    first_listener, again_listener = RecordingListener(), RecordingListener()
+    first = search_parts(store, h200, Evaluations(), listener=first_listener)
+    again = Evaluations()
+    second = search_parts(store, h200, again, listener=again_listener)
+    assert again.seen == []
+    assert second == first
+    assert len(again_listener.trials) == len(first_listener.trials)
+    assert not any(is_new for _, _, is_new in again_listener.trials)
+
+
+@pytest.mark.parametrize("after", [1, 3, 17, 45])
+def test_an_interrupted_search_loses_nothing(store, h200, space, after):
+    whole, cut = Evaluations(), Evaluations(interrupt_after=after)
+    with Store.open(":memory:") as other:
+        expected = search_parts(other, h200, whole, num_trials=95)
+    with pytest.raises(KeyboardInterrupt):
+        search_parts(store, h200, cut, num_trials=95)
+    assert stored(store, h200, space) == Counter(cut.seen)
+    rest = Evaluations()
+    winner = search_parts(store, h200, rest, num_trials=95)
+    assert winner.trial.evaluation.config == expected.trial.evaluation.config
+    assert max(Counter(cut.seen + rest.seen).values()) == 1
+    assert len(cut.seen) + len(rest.seen) <= 95
+
+
+@pytest.mark.slow
+def test_a_search_that_is_killed_goes_on(tmp_path, h200):
+    database, log = tmp_path / "killed.db", tmp_path / "log"
+    command = [sys.executable, parts_study.__file__, str(database), str(log), "95"]
+    process = subprocess.Popen(command)
+    while not log.exists() or len(log.read_text().splitlines()) < 30:
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    subprocess.run(command, check=True)
+    lines = Counter(log.read_text().splitlines())
+    # One may have been under way when it was killed.
+    assert sum(count - 1 for count in lines.values()) <= 1
+    with Store.open(database) as store:
+        (winner,) = store.winners()
+        best = optimum(joint_space(PROBLEM, h200))
+        assert winner.trial.evaluation.config == best
+
+
+def test_a_listener_hears_of_every_trial_and_of_the_best_whole_one(store, h200, space):
+    listener, evaluations = RecordingListener(), Evaluations()
+    search_parts(store, h200, evaluations, listener=listener)
+    assert len(listener.trials) == len(evaluations.seen)
+    bests = [best for _, best, _ in listener.trials if best is not None]
+    assert bests == sorted(bests, reverse=True)
+    assert bests[-1] < 16.0  # no fused config is as fast
+
+
+def test_the_number_of_trials_is_a_limit(h200, space):
+    for num_trials in (1, 2, 5, 9, 20, 40, 1000):
+        evaluations = Evaluations()
+        with Store.open(":memory:") as store:
+            assert search_parts(store, h200, evaluations, num_trials=num_trials) is not None
+        assert 1 <= len(evaluations.seen) <= expected_trials(space, num_trials) <= num_trials
+    # Everything that the parts have is tried where there are enough.
+    assert Counter(part for part, _ in evaluations.seen if part) == {
+        "scale": 19,
+        "shift": 40,
+        "store": 20,
+    }
+
+
+def test_more_trials_go_on_with_the_parts(store, h200):
+    first, more = Evaluations(), Evaluations()
+    search_parts(store, h200, first, num_trials=40)
+    search_parts(store, h200, more, num_trials=80)
+    assert more.seen
+    assert max(Counter(first.seen + more.seen).values()) == 1
+    assert len(first.seen) + len(more.seen) <= 80
+
+
+def test_a_failing_seed_is_replaced_as_the_base(store, h200, space):
+    seed = space.valid_seeds()[1]
+
+    def fate(config):
+        return (TrialStatus.RUNTIME_ERROR, "no") if config == seed else None
+
+    evaluations = Evaluations(fate=fate)
+    winner = search_parts(store, h200, evaluations, num_trials=100)
+    assert winner.trial.evaluation.config == optimum(space)
+    assert all(seed not in bases for bases in evaluations.bases.values())
+
+
+def test_an_algorithm_that_never_works_leaves_the_other(store, h200):
+    def fate(config):
+        return (TrialStatus.CRASHED, "no") if config["algorithm"] == "split" else None
+
+    evaluations = Evaluations(fate=fate)
+    winner = search_parts(store, h200, evaluations)
+    assert winner.trial.evaluation.config["algorithm"] == "fused"
+    assert not evaluations.bases
+    assert Counter(config["algorithm"] for config in evaluations.of("")) == {"fused": 5, "split": 4}
+
+
+def test_nothing_works(store, h200):
+    evaluations = Evaluations(fate=lambda config: (TrialStatus.CRASHED, "no"))
+    assert search_parts(store, h200, evaluations) is None
+    assert len(evaluations.of("")) == len(evaluations.seen)
+
+
+def test_a_part_config_that_fails_is_no_part_of_the_winner(store, h200, space):
+    best = optimum(space)
+
+    def is_bad(config):
+        return all(
+            config.get(f"shift_{n}") == best[f"shift_{n}"] for n in ("tile", "depth", "rule")
+        )
+
+    def fate(config):
+        return (TrialStatus.INCORRECT, "no") if is_bad(config) else None
+
+    winner = search_parts(store, h200, Evaluations(fate=fate), num_trials=120)
+    others = [config for config in space if not is_bad(config)]
+    assert winner.trial.evaluation.config == min(others, key=parts_toy_op.time_us)
+
+
+def test_parts_that_do_not_go_together_are_replaced_by_runners_up(store, h200, space):
+    """A constraint over two parts: the best of each are not valid together."""
+
+    best = optimum(space)
+
+    def together(config):
+        is_best = all(config.get(name) == best[name] for name in ("scale_tile", "store_tile"))
+        return "scale and store need too much together" if is_best else None
+
+    part = space.spaces[0]
+    coupled = replace(part, constraints=(*part.constraints, Constraint("together", together)))
+    joint = JointSpace((coupled,))
+    winner = search_parts(store, h200, Evaluations(), space=joint, num_trials=120)
+    assert joint.check(winner.trial.evaluation.config) is None
+    # Both are valid beside another, so no part can tell: close to the best is what is promised.
+    assert winner.trial.evaluation.time_us <= 1.1 * parts_toy_op.time_us(optimum(joint))
+
+
+def test_a_deadline_stops_the_parts_but_the_best_is_still_measured(store, h200, space):
+    now = [0.0]
+
+    class Slow(Evaluations):
+        def before(self, config, scope):
+            super().before(config, scope)
+            now[0] += 1.0
+
+    evaluations = Slow()
+    winner = search_parts(
+        store, h200, evaluations, num_trials=200, deadline=40.0, clock=lambda: now[0]
+    )
+    # In flight when a share of the time ends: two for each search.
+    assert 20 <= len(evaluations.seen) <= 60
+    assert {part for part, _ in evaluations.seen} == {"", *parts_toy_op.PARTS}
+    assert winner.trial.evaluation.config["algorithm"] == "split"
+
+
+def test_a_part_stops_where_gain_is_unlikely(store, h200):
+    patient, hasty = Evaluations(), Evaluations()
+    with Store.open(":memory:") as other:
+        search_parts(other, h200, patient, num_trials=1000)
+    rule = GainRule(min_trials=10, trials_per_step=0.1)
+    search_parts(store, h200, hasty, num_trials=1000, gain=rule)
+    assert len(hasty.seen) < len(patient.seen)
+
+
+def test_winners_of_neighbours_are_tried_in_their_parts(store, h200, space):
+    best = search_parts(store, h200, Evaluations()).trial.evaluation.config
+    evaluations = Evaluations()
+    search_parts(store, h200, evaluations, size=128)
+    wanted = {name: best[name] for name in ("algorithm", "store_tile", "store_depth")}
+    assert Config.of("triton", wanted) in evaluations.of("store")[:4]
