@@ -59,10 +59,11 @@ def _triton_space(problem: PagedDecodeProblem, device: DeviceSpec) -> SearchSpac
             powers_of_two("block_n", 16, 256),
             powers_of_two("block_m", max(1, max_heads // 4), max_heads),
             ordered("num_warps", 1, 2, 4, 8),
-            ordered("num_stages", 1, 2, 3, 4, 5, 6),
+            ordered("num_stages", 2, 3, 4, 5, 6),
             categorical("prefetch_pages", True, False),
             categorical("swap_ab", True, False),
             categorical("kv_eviction", "evict_normal", "evict_first"),
+            categorical("launch_pdl", True, False),
             categorical("split_rule", "none", "count", "size", "stream"),
             ordered(
                 "num_splits",
@@ -73,7 +74,7 @@ def _triton_space(problem: PagedDecodeProblem, device: DeviceSpec) -> SearchSpac
                 "split_tokens", 128, 8192, active_when=ActiveWhen("split_rule", ("size",))
             ),
             ordered("ctas_per_sm", 1, 2, 3, 4, 6, 8, active_when=_IS_STREAM),
-            categorical("merge", "kernel", "kernel_pdl", "last_block", active_when=_IS_SPLIT),
+            categorical("merge", "kernel", "last_block", active_when=_IS_SPLIT),
         ),
         constraints=(
             Constraint("shared memory", lambda c: _tiles_fit(problem, device, c)),
@@ -132,7 +133,7 @@ def _default(problem: PagedDecodeProblem) -> Config:
     has 16 splits too, with tiles of 16 tokens, or of 32 where it does not split. Fewer splits where
     a request is too short for 16.
     """
-    return _config(problem, block_n=32, num_warps=4, num_stages=3, splits=16)
+    return _config(problem, block_n=32, num_warps=4, num_stages=3, splits=16, launch_pdl=False)
 
 
 def _config(
@@ -148,6 +149,7 @@ def _config(
     prefetch_pages: bool = False,
     swap_ab: bool = False,
     kv_eviction: str = "evict_normal",
+    launch_pdl: bool = True,
 ) -> Config:
     """A config whose tile holds all query heads of a KV head; splits are cut to what fits."""
     values: dict[str, ParameterValue] = {
@@ -158,6 +160,7 @@ def _config(
         "prefetch_pages": prefetch_pages,
         "swap_ab": swap_ab,
         "kv_eviction": kv_eviction,
+        "launch_pdl": launch_pdl,
     }
     fitting = [n for n in _NUM_SPLITS if n <= splits and n * block_n <= problem.kv_len]
     if split_tokens:

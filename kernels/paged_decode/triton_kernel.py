@@ -9,7 +9,7 @@ zeros, so that NaN in unused cache never reaches the output. ``triton_kernel_par
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .triton_kernel_merge import store_merged_row
 from .triton_kernel_partition import (
@@ -60,7 +60,7 @@ def _logits(dots, token, is_token, query, row_scale, slope_log2, cap_log2, windo
     x = dots * row_scale
     if LOGITS[3]:
         # tanh(y) = 1 - 2 / (e^2y + 1) is right at both ends.
-        x = cap_log2 * (1.0 - 2.0 / (tl.exp2(2.0 * LOG2_E * x) + 1.0))
+        x = cap_log2 * (1.0 - 2.0 / (tl.exp2(x * (2.0 * LOG2_E)) + 1.0))
     if LOGITS[4]:
         x += slope_log2 * (token - query).to(tl.float32)
     is_seen = is_token
@@ -224,8 +224,6 @@ def _attend_piece(
         den = den * rescale + tl.sum(p, AXIS)
         m = m_new
 
-    if MERGE == "kernel_pdl":
-        gdc_launch_dependents()
     if SWAP_AB:
         acc = tl.trans(acc)
     # No token: acc and den are 0, m is -inf; the result is 0 with LSE -inf.
@@ -314,14 +312,16 @@ def paged_decode_kernel(
     HAS_ALIBI: tl.constexpr,
     HAS_ROPE: tl.constexpr,
     STORE_LSE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """softmax2(q k^T) v of every request, piece by piece.
 
     ``count`` and ``size``: one program a piece, on one axis, the pairs of a request fastest, so
     that blocks which run side by side read neighbouring heads of the same tokens. ``stream``: a
     persistent grid of ``num_splits`` programs that own equal runs of tiles. Pieces of a pair are
-    merged by ``merge_kernel`` (MERGE "kernel", "kernel_pdl") or by the block of the pair that
-    arrives last (MERGE "last_block").
+    merged by ``merge_kernel`` (MERGE "kernel") or by the block of the pair that arrives last (MERGE
+    "last_block"). PDL: a programmatic dependent launch, whose blocks may be in place before the
+    kernel before it has ended; nothing is read until it has.
     """
     PAIRS: tl.constexpr = (
         NUM_QO_HEADS // GROUP_SIZE * ((GROUP_SIZE * QUERY_LEN + BLOCK_M - 1) // BLOCK_M)
@@ -359,6 +359,9 @@ def paged_decode_kernel(
     rope = (log2_theta, rope_scale)
     options = (sinks, alibi_slopes, k_scale, v_scale, logit_scale, out_scale, cap_log2, rope)
     program = tl.program_id(0)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     if SPLIT_RULE == "stream":
         request, pair, tile, left = stream_start(table, splits, program, TABLE, SPLIT)
         while left > 0:

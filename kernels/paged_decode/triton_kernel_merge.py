@@ -7,7 +7,7 @@ STORE_LSE); ``triton_kernel_partition`` has the other tuples.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .triton_kernel_partition import pieces_of_pair
 
@@ -121,6 +121,7 @@ def merge_kernel(
     request = tl.program_id(1)
     slot, distance, count = pieces_of_pair(table, splits, request, pair, TABLE, SPLIT)
     if WAIT:
+        gdc_launch_dependents()
         gdc_wait()
     if count <= 1:
         return  # the only piece wrote the result itself

@@ -30,8 +30,8 @@ class PagedDecodeTritonLauncher:
     ) -> None:
         q = inputs.q
         self.arch, num_sms = _device_facts(q.device)
-        if self.arch == 0 and config.merge == "kernel_pdl":
-            config = replace(config, merge="kernel")  # the interpreter runs one kernel at a time
+        if self.arch == 0:
+            config = replace(config, launch_pdl=False)  # the interpreter runs one kernel at a time
         self.problem, self.config = problem, config
         self.batch = inputs.batch
         pairs = config.num_pairs(problem)
@@ -129,4 +129,3 @@ def _traits(inputs: PagedDecodeInputs, out: torch.Tensor, *, stores_lse: bool) -
         has_equal_strides=k.stride() == v.stride(),
         has_device_scales=isinstance(inputs.k_scale, torch.Tensor),
     )
-

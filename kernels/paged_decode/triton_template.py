@@ -52,13 +52,14 @@ class PagedDecodeTritonConfig:
     """Whether tokens, not heads, are the rows of the matrix tiles."""
     kv_eviction: str
     """L2 policy of K and V loads: ``evict_first`` (each byte is read once), ``evict_normal``."""
+    launch_pdl: bool = False
+    """Whether launches are programmatic: blocks are in place before the launch before has ended."""
     num_splits: int = 1
     split_tokens: int = 0
     ctas_per_sm: int = 0
     """Programs of the persistent grid for every multiprocessor."""
     merge: str = "kernel"
-    """``kernel``: a second launch; ``kernel_pdl``: one that starts while the first still runs;
-    ``last_block``: the last block of a pair merges."""
+    """``kernel``: a second launch; ``last_block``: the last block of a pair merges."""
 
     @classmethod
     def of(cls, config: Config) -> PagedDecodeTritonConfig:
@@ -235,10 +236,12 @@ def _attention_spec(
             "HAS_ALIBI": problem.has_alibi,
             "HAS_ROPE": problem.has_rope,
             "STORE_LSE": traits.stores_lse,
+            "PDL": config.launch_pdl,
         },
         aligned=_aligned(traits, ("q", "k", "v", "out", *strides)),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        launch_pdl=config.launch_pdl,
     )
 
 
@@ -267,12 +270,12 @@ def _merge_spec(
             "DENSE_TABLE": traits.has_dense_table,
             "HAS_WINDOW": problem.window_left >= 0,
             "STORE_LSE": traits.stores_lse,
-            "WAIT": config.merge == "kernel_pdl",
+            "WAIT": config.launch_pdl,
         },
         aligned=_aligned(traits, ("out", *strides)),
         num_warps=_MERGE_WARPS,
         num_stages=1,
-        launch_pdl=config.merge == "kernel_pdl",
+        launch_pdl=config.launch_pdl,
     )
 
 

@@ -31,6 +31,7 @@ PLAIN = {
     "prefetch_pages": False,
     "swap_ab": False,
     "kv_eviction": "evict_normal",
+    "launch_pdl": False,
     "split_rule": "none",
 }
 
