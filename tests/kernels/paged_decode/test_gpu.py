@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -53,14 +54,16 @@ def test_sampled_configs_match_reference_and_repeat(problem, h200) -> None:
 
 
 @pytest.mark.parametrize("merge", ["kernel", "last_block"])
-@pytest.mark.parametrize("rule", ["count", "size"])
-def test_a_captured_graph_serves_other_lengths(rule, merge, h200) -> None:
+@pytest.mark.parametrize("rule", ["count", "size", "stream"])
+@pytest.mark.parametrize("launch_pdl", [False, True])
+def test_a_captured_graph_serves_other_lengths(launch_pdl, rule, merge, h200) -> None:
     problem = PagedDecodeProblem(4, 1024, 32, 8, 128, 16, "bfloat16")
     space = triton_space(problem, h200)
     values = {**space.default.as_dict(), "split_rule": rule, "merge": merge}
-    if rule == "size":
+    values["launch_pdl"] = launch_pdl
+    if rule != "count":
         del values["num_splits"]
-        values["split_tokens"] = 128
+        values |= {"split_tokens": 128} if rule == "size" else {"ctas_per_sm": 2}
     full = ref.paged_inputs(problem, [1024] * 4, device="cuda", seed=3)
     launcher = template("paged_decode", "triton").build(problem, space.config(values), full)
     launcher.partial_out.fill_(math.nan)
@@ -85,17 +88,15 @@ def test_a_captured_graph_serves_other_lengths(rule, merge, h200) -> None:
 def test_a_pool_past_two_to_the_31_elements(h200) -> None:
     problem = PagedDecodeProblem(2, 4096, 32, 8, 128, 16, "bfloat16")
     inputs = ref.paged_inputs(problem, [4096, 100], device="cuda", seed=4)
-    num_pages = 2**31 // inputs.kv_cache[0].numel() + 4096
-    pool = torch.empty((num_pages, *inputs.kv_cache.shape[1:]), dtype=torch.bfloat16, device="cuda")
-    used = inputs.kv_cache.shape[0]
-    pool[-used:] = inputs.kv_cache
-    moved = ref.PagedDecodeInputs(
-        q=inputs.q,
-        kv_cache=pool,
-        kv_indptr=inputs.kv_indptr,
+    used = inputs.k_cache.shape[0]
+    num_pages = 2**31 // (2 * inputs.k_cache[0].numel()) + 4096
+    pool = torch.empty((num_pages, 2, 16, 8, 128), dtype=torch.bfloat16, device="cuda")
+    pool[-used:, 0], pool[-used:, 1] = inputs.k_cache, inputs.v_cache
+    moved = replace(
+        inputs,
+        k_cache=pool[:, 0],
+        v_cache=pool[:, 1],
         kv_indices=inputs.kv_indices + (num_pages - used),
-        kv_last_page_len=inputs.kv_last_page_len,
-        sm_scale=inputs.sm_scale,
     )
     chosen = triton_space(problem, h200).default
     assert ref.outputs_equal(run(problem, chosen, moved), run(problem, chosen, inputs))
@@ -104,15 +105,8 @@ def test_a_pool_past_two_to_the_31_elements(h200) -> None:
 def test_misaligned_strides_are_served(h200) -> None:
     problem = PagedDecodeProblem(3, 200, 8, 2, 64, 16, "bfloat16")
     inputs = ref.paged_inputs(problem, [200, 7, 64], device="cuda", seed=5)
-    padded = torch.zeros((*inputs.kv_cache.shape[:-1], 65), dtype=torch.bfloat16, device="cuda")
-    padded[..., :64] = inputs.kv_cache
-    odd = ref.PagedDecodeInputs(
-        q=inputs.q,
-        kv_cache=padded[..., :64],
-        kv_indptr=inputs.kv_indptr,
-        kv_indices=inputs.kv_indices,
-        kv_last_page_len=inputs.kv_last_page_len,
-        sm_scale=inputs.sm_scale,
-    )
+    padded = torch.zeros((*inputs.k_cache.shape[:-1], 65), dtype=torch.bfloat16, device="cuda")
+    padded[..., :64] = inputs.k_cache
+    odd = replace(inputs, k_cache=padded[..., :64])
     outputs = run(problem, triton_space(problem, h200).default, odd)
     assert ref.compare(problem, inputs, outputs).reason is None
