@@ -17,6 +17,7 @@ KV_LAYOUTS = ("NHD", "HND")
 KvCache = torch.Tensor | Sequence[torch.Tensor]
 """One tensor with K and V at 0 and 1 of its second axis, or (K, V)."""
 
+_EIGHT_BIT = tuple(word for word, size in KV_DTYPE_BYTES.items() if size == 1)
 _ORDER = {"NHD": "page_size, num_kv_heads", "HND": "num_kv_heads, page_size"}
 
 
@@ -70,22 +71,23 @@ def with_dtype(
     Raises:
         UsageError: the cache has no dtype that is served, or another one than ``kv_dtype`` says.
     """
-    eight_bit = [word for word, size in KV_DTYPE_BYTES.items() if size == 1]
+    if kv_dtype is None and pool.dtype == q_dtype:
+        return pool
     if kv_dtype is not None and kv_dtype not in KV_DTYPE_BYTES:
         raise UsageError(f"kv_dtype={kv_dtype!r} of {function}: one of {', '.join(KV_DTYPE_BYTES)}")
     if pool.dtype == torch.uint8:
-        if kv_dtype not in eight_bit:
+        if kv_dtype not in _EIGHT_BIT:
             raise wrong(
                 function,
                 f"dtype of {name}",
                 pool.dtype,
-                f"named by kv_dtype= where it is torch.uint8: {' or '.join(eight_bit)}",
+                f"named by kv_dtype= where it is torch.uint8: {' or '.join(_EIGHT_BIT)}",
             )
         pool = pool.view(getattr(torch, kv_dtype))
     if kv_dtype is not None and dtype_name(pool.dtype) != kv_dtype:
         raise wrong(function, f"dtype of {name}", pool.dtype, f"torch.{kv_dtype}, as kv_dtype says")
-    if pool.dtype != q_dtype and dtype_name(pool.dtype) not in eight_bit:
-        allowed = f"that of q, {q_dtype}, or " + " or ".join(f"torch.{word}" for word in eight_bit)
+    if pool.dtype != q_dtype and dtype_name(pool.dtype) not in _EIGHT_BIT:
+        allowed = f"that of q, {q_dtype}, or " + " or ".join(f"torch.{word}" for word in _EIGHT_BIT)
         raise wrong(function, f"dtype of {name}", pool.dtype, allowed)
     return pool
 

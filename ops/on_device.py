@@ -39,6 +39,7 @@ def device_spec(device: torch.device, function: str) -> DeviceSpec:
     )
 
 
+@cache
 def dtype_name(dtype: torch.dtype) -> str:
     """``bfloat16`` for ``torch.bfloat16``."""
     return str(dtype).removeprefix("torch.")
