@@ -1,0 +1,192 @@
+"""One specialised TileLang kernel: cross-compiled for any architecture, or loaded to be launched.
+
+The counterpart of ``triton_spec``. A program factory, its parameters and the compiler's options
+name the kernel. What they compile to, a cubin and a small library that launches it, is kept on
+disk: a kernel known there needs no tracing and, to be judged, not even TileLang. Shapes and strides
+are run-time arguments of the program and no part of the key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from .base import CompiledBinary
+from .source_hash import source_hash
+
+__all__ = ["BoundTileLangKernel", "TileLangKernelSpec"]
+
+_CACHE_VERSION = 1
+# Of the ELF format, elf(5); NVIDIA's machine is EM_CUDA.
+_ELF_MAGIC = b"\x7fELF"
+_ELF_MACHINE_AT = 18
+_ELF_MACHINE_CUDA = 190
+_ELF_SECTION_WITHOUT_BYTES = 8
+
+_CUBIN, _LIBRARY, _FACTS = "kernel.cubin", "launch.so", "facts.json"
+
+
+@dataclass(frozen=True)
+class TileLangKernelSpec:
+    """What TileLang needs for one kernel. Picklable: the program's factory goes by name."""
+
+    module: str
+    """Module that holds the factory."""
+    factory: str
+    """Name of the function that takes ``parameters`` and returns a ``T.prim_func``."""
+    name: str
+    """Name of that program."""
+    parameters: Mapping[str, Any] = field(hash=False)
+    """Compile-time arguments of the factory."""
+    pass_configs: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """TileLang's ``PassConfigKey`` values by name, e.g. ``tl.disable_wgmma``."""
+
+    def compile(self, arch: int) -> CompiledBinary:
+        """Compiles for ``arch`` (90, 100, ...); a second call reads the disk.
+
+        Only a call that compiles imports TileLang, and torch with it.
+        """
+        folder = self._compiled(arch)
+        facts = json.loads((folder / _FACTS).read_text())
+        return CompiledBinary(cubin=(folder / _CUBIN).read_bytes(), tmem_columns=0, **facts)
+
+    def bind(self, arch: int) -> BoundTileLangKernel:
+        """The kernel ready to launch on the current device, which is of ``arch``."""
+        library = self._compiled(arch) / _LIBRARY
+        import tilelang  # noqa: F401  (puts its own tvm on the path, and registers the runtime)
+        import tvm
+
+        module = tvm.runtime.load_module(str(library))
+        return BoundTileLangKernel(module[self.name])
+
+    def _compiled(self, arch: int) -> Path:
+        """The folder of this kernel, filled."""
+        folder = _cache_folder() / self._digest(arch)
+        if not (folder / _FACTS).exists():
+            self._fill(folder, arch)
+        return folder
+
+    def _digest(self, arch: int) -> str:
+        parts = (
+            _CACHE_VERSION,
+            source_hash((self.module,)),
+            self.factory,
+            self.name,
+            sorted(self.parameters.items()),
+            sorted(self.pass_configs.items()),
+            arch,
+            _toolchain(),
+        )
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+    def _fill(self, folder: Path, arch: int) -> None:
+        """Compiles into a folder beside ``folder`` and moves it there in one step."""
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f"{folder.name[:12]}.", dir=folder.parent))
+        try:
+            self._compile_into(part, arch)
+            # Fails where another process was first: its files are as good.
+            with suppress(OSError):
+                part.rename(folder)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+        assert (folder / _FACTS).exists(), f"{folder} has no {_FACTS}"
+
+    def _compile_into(self, folder: Path, arch: int) -> None:
+        # Its messages on standard error, one a kernel, would tear the progress line.
+        os.environ.setdefault("TILELANG_PRINT_ON_COMPILATION", "0")
+        import tilelang
+        import tvm
+
+        program = getattr(import_module(self.module), self.factory)(**self.parameters)
+        # The suffix allows what only this architecture has: wgmma, TMA with its own instructions.
+        target = tvm.target.Target({"kind": "cuda", "arch": f"sm_{arch}a"})
+        options = {"tl.disable_safe_memory_legalize": True, **self.pass_configs}
+        with tvm.transform.PassContext(opt_level=3, config=options), target:
+            artifact = tilelang.lower(
+                program, target=target, enable_host_codegen=True, enable_device_compile=True
+            )
+        (function,) = artifact.device_mod.functions.values()
+        library = folder / _LIBRARY
+        tvm.runtime.Executable(artifact.rt_mod).export_library(str(library))
+        (folder / _CUBIN).write_bytes(_embedded_cubin(library.read_bytes()))
+        facts = {
+            "kernel": str(function.attrs["global_symbol"]),
+            "threads_per_block": int(function.attrs["thread_extent"]["threadIdx.x"]),
+            "smem_bytes": int(function.attrs.get("dyn_shared_memory_buf", 0)),
+        }
+        (folder / _FACTS).write_text(json.dumps(facts))
+
+
+@dataclass(frozen=True)
+class BoundTileLangKernel:
+    """A loaded kernel; call it with the program's arguments, tensors and numbers."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, *args: Any) -> None:
+        """Enqueues one launch on the current stream of the tensors' device.
+
+        TVM-FFI converts tensors without a copy and takes the stream from torch; neither allocates
+        nor waits, so that a CUDA graph can capture the launch.
+        """
+        self.function(*args)
+
+
+def _embedded_cubin(library: bytes) -> bytes:
+    """The one CUDA binary in the data of a library; TVM's module would only give it as text."""
+    start = library.find(_ELF_MAGIC, 1)
+    while start >= 0:
+        (machine,) = struct.unpack_from("<H", library, start + _ELF_MACHINE_AT)
+        if machine == _ELF_MACHINE_CUDA:
+            return library[start : start + _elf_size(library, start)]
+        start = library.find(_ELF_MAGIC, start + 1)
+    raise AssertionError("TileLang left no CUDA binary in its library")
+
+
+def _elf_size(data: bytes, start: int) -> int:
+    """Bytes from the header of a 64-bit ELF file to the end of what it points at."""
+    segments_at, sections_at = struct.unpack_from("<QQ", data, start + 32)
+    segment_size, num_segments, section_size, num_sections = struct.unpack_from(
+        "<HHHH", data, start + 54
+    )
+    end: int = max(
+        segments_at + segment_size * num_segments, sections_at + section_size * num_sections
+    )
+    for i in range(num_sections):
+        header = start + sections_at + i * section_size
+        (kind,) = struct.unpack_from("<I", data, header + 4)
+        offset, size = struct.unpack_from("<QQ", data, header + 24)
+        if kind != _ELF_SECTION_WITHOUT_BYTES:
+            end = max(end, offset + size)
+    return end
+
+
+def _cache_folder() -> Path:
+    return platformdirs.user_cache_path("tilescout") / "tilelang"
+
+
+@cache
+def _toolchain() -> tuple[str, ...]:
+    """What turns a program into a cubin and a library."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    nvcc = shutil.which("nvcc", path=f"{home}/bin") if home else shutil.which("nvcc")
+    compiler = ""
+    if nvcc is not None:
+        stat = Path(nvcc).resolve().stat()
+        compiler = f"{stat.st_size}.{stat.st_mtime_ns}"
+    return (version("tilelang"), version("apache-tvm-ffi"), compiler)
