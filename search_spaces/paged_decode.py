@@ -13,6 +13,7 @@ from ..kernels.paged_decode import PagedDecodeProblem
 from ..kernels.paged_decode.problem import KV_DTYPE_BYTES
 from .constraints import TILE_REGISTERS, fits_shared_memory
 from .paged_decode_mla import mla_space
+from .paged_decode_tilelang import tilelang_gather_space, tilelang_page_space
 from .parameters import ActiveWhen, categorical, ordered, powers_of_two
 from .space import Constraint, SearchSpace
 
@@ -264,4 +265,9 @@ def _seeds(problem: PagedDecodeProblem) -> tuple[Config, ...]:
     )
 
 
-SPACES = {"triton": triton_space, "triton_mla": mla_space}
+SPACES = {
+    "triton": triton_space,
+    "triton_mla": mla_space,
+    "tilelang_gather": tilelang_gather_space,
+    "tilelang_page": tilelang_page_space,
+}

@@ -18,6 +18,8 @@ OPERATION = lazy_operation(
     {
         "triton": ("triton_template", "PagedDecodeTriton"),
         "triton_mla": ("triton_mla_template", "PagedDecodeMla"),
+        "tilelang_gather": ("tilelang_template", "PagedDecodeTileLangGather"),
+        "tilelang_page": ("tilelang_template", "PagedDecodeTileLangPage"),
     },
 )
 
