@@ -70,13 +70,14 @@ def _mla_space(problem: PagedDecodeProblem, device: DeviceSpec) -> SearchSpace:
             categorical("prefetch_pages", True, False),
             categorical("swap_ab", True, False),
             categorical("kv_eviction", "evict_normal", "evict_first"),
+            categorical("launch_pdl", True, False),
             categorical("split_rule", "none", "count", "size", "stream"),
             ordered("num_splits", *_NUM_SPLITS, active_when=ActiveWhen("split_rule", ("count",))),
             powers_of_two(
                 "split_tokens", 128, 8192, active_when=ActiveWhen("split_rule", ("size",))
             ),
             ordered("ctas_per_sm", 1, 2, 3, 4, active_when=ActiveWhen("split_rule", ("stream",))),
-            categorical("merge", "kernel", "kernel_pdl", "last_block", active_when=_IS_SPLIT),
+            categorical("merge", "kernel", "last_block", active_when=_IS_SPLIT),
         ),
         constraints=(
             Constraint("rows of a matrix tile", _rows_fill_a_tile),
@@ -171,6 +172,7 @@ def _config(problem: PagedDecodeProblem, **values: ParameterValue) -> Config:
         "prefetch_pages": False,
         "swap_ab": False,
         "kv_eviction": "evict_normal",
+        "launch_pdl": False,
         "split_rule": "none",
     }
     return Config.of("triton_mla", {**plain, **values})
@@ -217,7 +219,7 @@ def _seeds(problem: PagedDecodeProblem) -> tuple[Config, ...]:
         # FlashMLA's tile, one program a tile of rows, and two.
         _config(problem, block_n=64, num_warps=8),
         _config(problem, block_n=64, num_warps=8, prefetch_pages=True),
-        _counted(problem, 2, block_n=64, num_warps=8, merge="kernel_pdl"),
+        _counted(problem, 2, block_n=64, num_warps=8, merge="kernel", launch_pdl=True),
         # Narrow tiles, many in flight.
         _config(problem, block_n=32, num_warps=8, num_stages=4, prefetch_pages=True),
         _counted(
@@ -242,7 +244,8 @@ def _seeds(problem: PagedDecodeProblem) -> tuple[Config, ...]:
             prefetch_pages=True,
             split_rule="stream",
             ctas_per_sm=2,
-            merge="kernel_pdl",
+            merge="kernel",
+            launch_pdl=True,
         ),
         _config(
             problem,
@@ -251,6 +254,7 @@ def _seeds(problem: PagedDecodeProblem) -> tuple[Config, ...]:
             prefetch_pages=True,
             split_rule="size",
             split_tokens=1024,
-            merge="kernel_pdl",
+            merge="kernel",
+            launch_pdl=True,
         ),
     )

@@ -9,7 +9,7 @@ outside the piece are loaded as zeros, so that NaN in unused cache never reaches
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .triton_kernel_partition import (
     piece_tokens,
@@ -236,8 +236,6 @@ def _attend_piece(
         den = den * rescale + tl.sum(p, AXIS)
         m = m_new
 
-    if MERGE == "kernel_pdl":
-        gdc_launch_dependents()
     if SWAP_AB:
         acc = tl.trans(acc)
     # No token: acc and den are 0, m is -inf; the result is 0 with LSE -inf.
@@ -315,15 +313,17 @@ def paged_decode_mla_kernel(
     HAS_SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     STORE_LSE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """softmax2(q k^T) v of every request, piece by piece, with v the first part of k.
 
     ``count`` and ``size``: one program a piece, on one axis, the pairs of a request fastest, so
     that blocks which run side by side read the same tokens. ``stream``: a persistent grid of
     ``num_splits`` programs that own equal runs of tiles. Pieces of a pair are merged by
-    ``merge_kernel`` (MERGE "kernel", "kernel_pdl") or by the block of the pair that arrives last
-    (MERGE "last_block"). PAGE_TILES: a tile lies within one page, so one page id serves it;
-    otherwise each token looks its page up.
+    ``merge_kernel`` (MERGE "kernel") or by the block of the pair that arrives last (MERGE
+    "last_block"). PAGE_TILES: a tile lies within one page, so one page id serves it; otherwise each
+    token looks its page up. PDL: a programmatic dependent launch, whose blocks may be in place
+    before the kernel before it has ended; nothing is read until it has.
     """
     PAIRS: tl.constexpr = (NUM_QO_HEADS * QUERY_LEN + BLOCK_M - 1) // BLOCK_M
     TABLE: tl.constexpr = (PAGE_SIZE, DENSE_TABLE, QUERY_LEN, HAS_WINDOW)
@@ -362,6 +362,9 @@ def paged_decode_mla_kernel(
     result = (out, lse, partial_out, partial_lse, lse_factor, out_stride_t, out_stride_h)
     options = (sinks, k_scale, v_scale, logit_scale, out_scale, cap_log2)
     program = tl.program_id(0)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     if SPLIT_RULE == "stream":
         request, pair, tile, left = stream_start(table, splits, program, TABLE, SPLIT)
         while left > 0:

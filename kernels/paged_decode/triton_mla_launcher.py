@@ -29,8 +29,8 @@ class MlaLauncher:
         q = inputs.q
         _check_latent(inputs)
         self.arch, num_sms = _device_facts(q.device)
-        if self.arch == 0 and config.merge == "kernel_pdl":
-            config = replace(config, merge="kernel")  # the interpreter runs one kernel at a time
+        if self.arch == 0:
+            config = replace(config, launch_pdl=False)  # the interpreter runs one kernel at a time
         self.problem, self.config = problem, config
         self.batch = inputs.batch
         pairs = config.num_pairs(problem)

@@ -109,10 +109,12 @@ def _attention_spec(
             "HAS_SOFT_CAP": problem.has_soft_cap,
             "HAS_SINKS": problem.has_sinks,
             "STORE_LSE": traits.stores_lse,
+            "PDL": config.launch_pdl,
         },
         aligned=_aligned(traits, ("q", "kv", "out", *strides)),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        launch_pdl=config.launch_pdl,
     )
 
 
@@ -141,12 +143,12 @@ def _merge_spec(
             "DENSE_TABLE": traits.has_dense_table,
             "HAS_WINDOW": problem.window_left >= 0,
             "STORE_LSE": traits.stores_lse,
-            "WAIT": config.merge == "kernel_pdl",
+            "WAIT": config.launch_pdl,
         },
         aligned=_aligned(traits, ("out", *strides)),
         num_warps=_MERGE_WARPS,
         num_stages=1,
-        launch_pdl=config.merge == "kernel_pdl",
+        launch_pdl=config.launch_pdl,
     )
 
 

@@ -19,6 +19,11 @@ from tilescout.search_spaces.space import Constraint, SearchSpace
 Case = Mapping[str, ParameterValue]
 DIMS = {"576 of 512": (576, 512), "160 of 128": (160, 128), "80 of 64": (80, 64)}
 STRIDES = ("dense", "pitched", "odd")
+SHARED = (
+    *("block_n", "block_m", "swap_ab", "page_tiles", "prefetch_pages", "launch_pdl"),
+    "split_rule",
+)
+"""Parameters of the template that are axes of the grid."""
 SPLITS: dict[str, dict[str, ParameterValue]] = {
     "none": {},
     "count": {"num_splits": 3},
@@ -59,7 +64,8 @@ def case_space(
         categorical("page_tiles", False, True),
         categorical("prefetch_pages", False, True),
         categorical("split_rule", *SPLITS),
-        categorical("merge", "kernel", "kernel_pdl", "last_block", active_when=is_split),
+        categorical("launch_pdl", False, True),
+        categorical("merge", "kernel", "last_block", active_when=is_split),
     )
     return SearchSpace(
         template="semantics",
@@ -83,8 +89,7 @@ def _refusal(case: Config) -> str | None:
 
 def config_of(case: Case) -> Config:
     """The config of the template that the case asks for."""
-    shared = ("block_n", "block_m", "swap_ab", "page_tiles", "prefetch_pages", "split_rule")
-    values = {name: case[name] for name in shared} | SPLITS[str(case["split_rule"])]
+    values = {name: case[name] for name in SHARED} | SPLITS[str(case["split_rule"])]
     if "merge" in case:
         values["merge"] = case["merge"]
     rest = {"num_warps": 4, "num_stages": 2, "kv_eviction": "evict_normal"}
