@@ -19,6 +19,7 @@ from tilescout.kernels.base import Config
 from tilescout.search_spaces import registry as spaces
 from tilescout.search_spaces.parts import PartScope
 from tilescout.search_spaces.registry import joint_space
+from tilescout.tuner import worker
 from tilescout.tuner.records import Evaluation, TrialStatus
 from tilescout.tuner.search.partwise import run_search
 from tilescout.tuner.store import Store
@@ -108,6 +109,13 @@ def search_parts(store, device, evaluations, *, size=64, space=None, listener=No
         listener=listener or RecordingListener(),
         **limits,
     )
+
+
+def count_visits() -> int:
+    """A job of the GPU worker: how often it came to the inputs that are there now."""
+    state = worker._prepared()
+    state.num_visits = getattr(state, "num_visits", 0) + 1
+    return state.num_visits
 
 
 if __name__ == "__main__":

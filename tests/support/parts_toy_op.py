@@ -63,6 +63,7 @@ class PartsToyLauncher:
 
     def __init__(self, config: Config, inputs: dict) -> None:
         self._config = config
+        self._behaviour = config.get("behaviour")
         self._scaled = inputs["x"].new_empty(inputs["x"].shape)
         self._shifted = inputs["x"].new_empty(inputs["x"].shape)
 
@@ -73,17 +74,18 @@ class PartsToyLauncher:
             return
         for part in PARTS:
             self.launch_part(part, inputs, outputs)
+        if self._behaviour == "idle":
+            outputs["y"].copy_(2.0 * inputs["x"] + 1.0)
 
     def launch_part(self, part: str, inputs: dict, outputs: dict) -> None:
-        is_lazy = self._config.get("behaviour") == "lazy"
         if part == "scale":
-            self._scaled.copy_(2.0 * inputs["x"])
-        elif part == "shift" and not is_lazy:
+            self._scaled.copy_((3.0 if self._behaviour == "wrong" else 2.0) * inputs["x"])
+        elif part == "shift" and self._behaviour != "idle":
             self._shifted.copy_(self._scaled + 1.0)
-            if self._config.get("behaviour") == "in_place":
+            if self._behaviour == "in_place":
                 self._scaled.add_(1.0)
         elif part == "store":
-            outputs["y"].copy_(self._shifted if not is_lazy else self._scaled + 1.0)
+            outputs["y"].copy_(self._shifted)
         time.sleep(part_time_us(self._config, part) * 1e-6)
 
 

@@ -161,7 +161,7 @@ def _compete(rivals: Sequence[Rival], context: SearchContext, deadline: float | 
 
 
 def _fastest(rivals: Iterable[Rival]) -> list[Rival]:
-    return sorted(rivals, key=lambda rival: rival.best_us)
+    return sorted(rivals, key=lambda rival: (not rival.has_gone_on, rival.best_us))
 
 
 def _half(number: int) -> int:

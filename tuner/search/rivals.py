@@ -97,6 +97,13 @@ class Rival(Protocol):
     def best_us(self) -> float:
         """Time of its best whole operation; infinite where none worked."""
 
+    @property
+    def has_gone_on(self) -> bool:
+        """Whether an earlier run gave it more than it has got so far in this one.
+
+        Then it was not dropped, whatever the finals have made of times that were close.
+        """
+
     def begin(self) -> None:
         """Measures a first whole config."""
 
@@ -126,6 +133,11 @@ class WholeRival:
         """See ``Rival``."""
         return _best_us(self._context.run, self.space)
 
+    @property
+    def has_gone_on(self) -> bool:
+        """See ``Rival``."""
+        return len(self._context.run.inside(self.space)) > self._target
+
     def begin(self) -> None:
         """See ``Rival``."""
         self._context.measure([self.space.default])
@@ -134,7 +146,7 @@ class WholeRival:
         """See ``Rival``."""
         self._target += num_trials
         context = self._context
-        known = _inside(context.run, self.space)
+        known = context.run.inside(self.space)
         if len(known) >= self._target:
             return
         foreign = (c for c in context.points.foreign if self.space.check(c) is None)
@@ -180,6 +192,11 @@ class PartwiseRival:
         """See ``Rival``."""
         return _best_us(self._context.run, self.space)
 
+    @property
+    def has_gone_on(self) -> bool:
+        """See ``Rival``."""
+        return any(len(run.trials) > self._targets[part] for part, run in self._runs.items())
+
     def begin(self) -> None:
         """Measures its configs, the default and seeds first, until one works."""
         for part in self._sizes:
@@ -215,7 +232,7 @@ class PartwiseRival:
         self._context.measure(worthy[: num_trials + 1])
 
     def _base(self) -> Config:
-        return self._context.run.ok_trials(_inside(self._context.run, self.space))[0][1]
+        return self._context.run.right_trials(self.space)[0][1]
 
     def _study_part(self, part: str) -> str:
         return f"{self._algorithm}: {part}"
@@ -229,7 +246,7 @@ class PartwiseRival:
             run = context.part_run(self._study_part(part), is_new=True)
             assert run is not None
             self._runs[part] = run
-        known = _inside(run, space)
+        known = run.inside(space)
         if len(known) >= self._targets[part]:
             return
         foreign = [c for c in context.points.foreign if self.space.check(c) is None]
@@ -276,14 +293,8 @@ def part_sizes(algorithm: Algorithm) -> dict[str, int]:
     return {part: size for part, size in sizes.items() if size > 1}
 
 
-def _inside(run: StudyRun, space: JointSpace) -> list[Config]:
-    """Configs of the space that have a trial."""
-    return [config for config in run.trials if space.check(config) is None]
-
-
 def _best_us(run: StudyRun, space: JointSpace) -> float:
-    timed = run.ok_trials(_inside(run, space))
-    return timed[0][0] if timed else math.inf
+    return next((time_us for time_us, _ in run.right_trials(space)), math.inf)
 
 
 class _PartListener:

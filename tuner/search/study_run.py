@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ...kernels.base import Config
 from ...search_spaces.space import JointSpace
@@ -22,6 +22,9 @@ from .starting_points import StartingPoints
 from .stopping import GainRule, Stopping, StoppingRule
 
 __all__ = ["StudyRun"]
+
+_OK = frozenset({TrialStatus.OK})
+_RIGHT = frozenset({TrialStatus.OK, TrialStatus.PRUNED})
 
 
 class StudyRun:
@@ -43,20 +46,20 @@ class StudyRun:
         """Writes down a trial that has just ended."""
         self._take(self._store.add_trial(self.study.study_id, evaluation), is_new=True)
 
-    def ok_trials(self, configs: Iterable[Config] | None = None) -> list[tuple[float, Config]]:
-        """Time and config of the trials that were ok, the fastest first, earlier ones in a tie.
+    def ok_trials(self) -> list[tuple[float, Config]]:
+        """Time and config of the trials that were ok, the fastest first, earlier ones in a tie."""
+        return self._timed(self.trials, _OK)
 
-        ``configs`` are those that count; None for all.
+    def right_trials(self, space: JointSpace) -> list[tuple[float, Config]]:
+        """Like ``ok_trials``, of one space, and with those that were right but cut for their time.
+
+        A cut one may be many times slower than another algorithm and still the start of a search.
         """
-        wanted = self.trials if configs is None else configs
-        timed = sorted(
-            (record.evaluation.time_us, record.number, config)
-            for config in wanted
-            if (record := self.trials.get(config)) is not None
-            and record.evaluation.status is TrialStatus.OK
-            and record.evaluation.time_us is not None
-        )
-        return [(time_us, config) for time_us, _, config in timed]
+        return self._timed(self.inside(space), _RIGHT)
+
+    def inside(self, space: JointSpace) -> list[Config]:
+        """The configs of the space that have a trial."""
+        return [config for config in self.trials if space.check(config) is None]
 
     def search(
         self,
@@ -126,6 +129,17 @@ class StudyRun:
             known = self.best_us
             self.best_us = evaluation.time_us if known is None else min(known, evaluation.time_us)
         self._listener.trial_ended(record, self.best_us, is_new)
+
+    def _timed(
+        self, configs: Iterable[Config], statuses: Collection[TrialStatus]
+    ) -> list[tuple[float, Config]]:
+        timed = sorted(
+            (record.evaluation.time_us, record.number, config)
+            for config in configs
+            if (record := self.trials[config]).evaluation.status in statuses
+            and record.evaluation.time_us is not None
+        )
+        return [(time_us, config) for time_us, _, config in timed]
 
     def _finalists(self, default: Config, num_finalists: int) -> list[Config]:
         """The default first, because it is kept unless beaten, then the best in order."""

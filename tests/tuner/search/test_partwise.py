@@ -13,8 +13,8 @@ from dataclasses import replace
 import parts_study
 import parts_toy_op
 import pytest
-from formula_evaluator import RecordingListener
-from parts_study import Evaluations, search_parts
+from formula_evaluator import RecordingListener, timing
+from parts_study import Evaluations, PartsEvaluator, search_parts
 from tilescout.kernels.base import Config
 from tilescout.search_spaces.registry import joint_space
 from tilescout.search_spaces.space import Constraint, JointSpace
@@ -149,6 +149,35 @@ def test_a_finished_search_gives_its_winner_and_runs_nothing(store, h200):
     assert not any(is_new for _, _, is_new in again_listener.trials)
 
 
+def test_finals_that_turn_the_order_do_not_start_the_search_again(store, h200):
+    """Two algorithms as good as even: the finals find the other one faster."""
+
+    class Turning(PartsEvaluator):
+        def evaluate(self, config):
+            ended = super().evaluate(config)
+            is_fused = self.scope is None and config["algorithm"] == "fused"
+            return (
+                replace(ended, timing=timing(9.0 if self.is_final else 30.0)) if is_fused else ended
+            )
+
+        is_final = False
+
+        def finals(self, configs):
+            self.is_final = True
+            return super().finals(configs)
+
+    class TurningEvaluations(Evaluations):
+        def __call__(self, study, scope):
+            self.opened.append(Turning(scope, self))
+            return self.opened[-1]
+
+    first = search_parts(store, h200, TurningEvaluations(), num_trials=22)
+    assert first.trial.evaluation.config["algorithm"] == "fused"
+    again = TurningEvaluations()
+    assert search_parts(store, h200, again, num_trials=22) == first
+    assert again.seen == []
+
+
 @pytest.mark.parametrize("after", [1, 3, 17, 45])
 def test_an_interrupted_search_loses_nothing(store, h200, space, after):
     whole, cut = Evaluations(), Evaluations(interrupt_after=after)
@@ -226,6 +255,23 @@ def test_a_failing_seed_is_replaced_as_the_base(store, h200, space):
     winner = search_parts(store, h200, evaluations, num_trials=100)
     assert winner.trial.evaluation.config == optimum(space)
     assert all(seed not in bases for bases in evaluations.bases.values())
+
+
+def test_an_algorithm_whose_first_config_is_cut_is_still_searched(store, h200, space):
+    seed = space.valid_seeds()[1]
+
+    class Cutting(PartsEvaluator):
+        def evaluate(self, config):
+            ended = super().evaluate(config)
+            is_cut = config == seed
+            return replace(ended, status=TrialStatus.PRUNED) if is_cut else ended
+
+    class CuttingEvaluations(Evaluations):
+        def __call__(self, study, scope):
+            return Cutting(scope, self)
+
+    winner = search_parts(store, h200, CuttingEvaluations(), num_trials=95)
+    assert winner.trial.evaluation.config == optimum(space)
 
 
 def test_an_algorithm_that_never_works_leaves_the_other(store, h200):
