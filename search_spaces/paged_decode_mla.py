@@ -232,7 +232,8 @@ def _seeds(problem: PagedDecodeProblem) -> tuple[Config, ...]:
             merge="last_block",
         ),
         _counted(problem, 2, block_n=64, num_stages=3, prefetch_pages=True),
-        _counted(problem, 4, block_n=16, num_stages=5, prefetch_pages=True),
+        _counted(problem, 4, block_n=16, block_m=MIN_ROWS, num_stages=4, prefetch_pages=True),
+        _counted(problem, 4, block_n=32, block_m=2 * MIN_ROWS, num_warps=8, prefetch_pages=True),
         # Tokens as rows of the matrix tile: a warp group's tile holds 64, whatever the heads.
         _counted(problem, 2, block_n=64, num_warps=8, swap_ab=True, prefetch_pages=True),
         # Equal shares, for batches of unequal lengths.
