@@ -98,22 +98,26 @@ def _tiles_meet_pages(problem: PagedDecodeProblem, config: Config) -> str | None
 
 
 def _has_matrix_tiles(problem: PagedDecodeProblem, config: Config) -> str | None:
-    """Each warp gets whole tiles of its own of both products."""
-    block_n, threads = int(config["block_n"]), int(config["threads"])
+    """Each warp or warp group gets whole tiles of its own of both products."""
     if config["matmul"] == "wgmma":
-        if threads != _WARP_GROUP:
-            return f"threads={threads} are not the {_WARP_GROUP} of a warp group"
-        if config["swap_ab"] and block_n < WGMMA_ROWS:
-            return f"block_n={block_n} is below {WGMMA_ROWS}"
-        if not config["swap_ab"] and int(config["block_h"]) < _max_block_h(problem):
-            return "a tile of 64 rows has room for all heads of a KV head"
-        return None
-    warps = threads // _WARP
+        return _has_wgmma_tiles(problem, config)
+    block_n, warps = int(config["block_n"]), int(config["threads"]) // _WARP
     if block_n < MIN_ROWS * warps:
         return f"block_n={block_n} leaves less than {MIN_ROWS} tokens to each of {warps} warps"
     if config["swap_ab"] and warps > 1 and block_n > MIN_ROWS * warps:
         # 0.1.15 cannot reduce over rows that are spread over warps and over tiles of one warp.
         return f"block_n={block_n} gives each of {warps} warps more than {MIN_ROWS} rows"
+    return None
+
+
+def _has_wgmma_tiles(problem: PagedDecodeProblem, config: Config) -> str | None:
+    block_n, threads = int(config["block_n"]), int(config["threads"])
+    if threads != _WARP_GROUP:
+        return f"threads={threads} are not the {_WARP_GROUP} of a warp group"
+    if config["swap_ab"] and block_n != WGMMA_ROWS:
+        return f"block_n={block_n} is not {WGMMA_ROWS}, the rows of a warp group's tile"
+    if not config["swap_ab"] and int(config["block_h"]) < _max_block_h(problem):
+        return "a tile of 64 rows has room for all heads of a KV head"
     return None
 
 
