@@ -98,6 +98,17 @@ def _fresh_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     dispatch.refresh()
 
 
+def spoil_scratch() -> int:
+    """Fills the scratch memory of every launcher with NaN; how many values that were."""
+    cache = import_module("tilescout.ops.decode_launch")._launchers
+    spoilt = 0
+    for owned in (*cache._eager.values(), *cache._captured.values()):
+        for scratch in (owned.launcher.partial_out, owned.launcher.partial_lse):
+            scratch.fill_(math.nan)
+            spoilt += scratch.numel()
+    return spoilt
+
+
 class OnADevice:
     """What holds wherever the kernel runs; ``device`` says where."""
 
@@ -284,6 +295,15 @@ class OnADevice:
         for tensor, copy in zip(tensors, before, strict=True):
             assert torch.equal(tensor.contiguous().view(torch.uint8), copy)
 
+    @pytest.mark.parametrize("is_dense", [False, True], ids=["csr", "dense"])
+    def test_scratch_may_hold_anything(self, is_dense: bool) -> None:
+        inputs = self.make(is_dense=is_dense)
+        expected, expected_lse = assert_serves(inputs)
+        assert spoil_scratch() > 0
+        out, lse = assert_serves(inputs)
+        assert torch.equal(out, expected)
+        assert torch.equal(lse, expected_lse)
+
     def test_the_order_of_pages_does_not_matter(self) -> None:
         inputs = self.make(page_size=7)
         expected, _ = assert_serves(inputs)
@@ -419,6 +439,7 @@ class TestOnGpu(OnADevice):
                 inputs.kv_last_page_len.copy_(torch.tensor(last))
             scale.mul_(0.9)
             out.fill_(math.nan)
+            assert spoil_scratch() > 0
             graph.replay()
             torch.cuda.synchronize()
             assert_right(inputs, out, lse)
