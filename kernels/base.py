@@ -293,6 +293,19 @@ class KernelTemplate(ABC):
     def supports(self, problem: Any, device: DeviceSpec) -> str | None:
         """None, or the reason why this template cannot serve the problem on the device."""
 
+    def supports_tensors(self, problem: Any, inputs: Any, outputs: Any = None) -> str | None:
+        """None, or why it cannot serve these tensors of a problem that it supports.
+
+        A problem does not say everything of its tensors: strides, alignment, optional arguments.
+        Look-ups for a call leave a template out that says why. Reads shapes, never values.
+
+        Args:
+            problem: A problem that ``supports`` accepts.
+            inputs: Of the problem.
+            outputs: Of the problem; None where they will be new and contiguous.
+        """
+        return None
+
     @abstractmethod
     def kernel_specs(self, problem: Any, config: Config) -> tuple[KernelSpec, ...]:
         """The kernels that the config launches, each to be compiled once."""

@@ -12,12 +12,12 @@ from functools import lru_cache
 
 import torch
 
-from ..errors import UsageError
+from ..errors import UnsupportedError, UsageError
 from ..kernels.base import Launcher
 from ..kernels.device import DeviceSpec
 from ..kernels.paged_decode import PagedDecodeInputs, PagedDecodeOutputs, PagedDecodeProblem
 from ..kernels.paged_decode.lengths import LENGTH_MIXES
-from ..kernels.registry import template
+from ..kernels.registry import supported_templates, template
 from ..tuner.dispatch import LookupResult, Snapshot, Tier, current_snapshot
 from .launchers import LauncherCache
 from .on_device import device_spec, dtype_name, on_device
@@ -47,15 +47,37 @@ def mixes_to_try(function: str, lengths: str | None) -> tuple[str, ...]:
     return (lengths,)
 
 
-def resolve(function: str, inputs: PagedDecodeInputs, mixes: Sequence[str]) -> LookupResult:
+def resolve(
+    function: str,
+    inputs: PagedDecodeInputs,
+    mixes: Sequence[str],
+    outputs: PagedDecodeOutputs | None = None,
+) -> LookupResult:
     """The look-up for these inputs: its config is the one that runs.
+
+    A template whose winner would serve the problem but not these tensors is left out.
 
     Raises:
         UsageError: the tensors are on the CPU and Triton's interpreter is off.
-        UnsupportedError: no template serves the problem on this GPU.
+        UnsupportedError: no template serves the problem, or the tensors, on this GPU.
         StoreError: a database cannot be read.
     """
-    return _resolved(current_snapshot(), function, inputs.q.device, tuple(mixes), **_sizes(inputs))
+    sizes, device = _sizes(inputs), inputs.q.device
+    question = (current_snapshot(), function, device, tuple(mixes))
+    found = _resolved(*question, frozenset(), **sizes)
+    chosen = template(found.op, found.template)
+    if chosen.supports_tensors(found.problem, inputs, outputs) is None:
+        return found
+    spec = device_spec(device, function)
+    reasons = {
+        candidate.name: candidate.supports_tensors(found.problem, inputs, outputs)
+        for candidate in supported_templates(found.problem, spec)
+    }
+    if None not in reasons.values():
+        listing = "; ".join(f"{found.op}/{name}: {reason}" for name, reason in reasons.items())
+        raise UnsupportedError(f"no template of {found.op} serves the tensors: {listing}")
+    refusing = frozenset(name for name, reason in reasons.items() if reason is not None)
+    return _resolved(*question, refusing, **sizes)
 
 
 def launch(
@@ -73,7 +95,7 @@ def launch(
     """
     q = inputs.q
     with on_device(q.device):
-        result = resolve(function, inputs, mixes)
+        result = resolve(function, inputs, mixes, outputs)
         key = (result.config, result.problem, q.device.index, *_specialisation(inputs, outputs))
         owned = _launchers.get(key, q.device, lambda: _build(result, inputs))
         with owned.lock:
@@ -105,30 +127,6 @@ def _sizes(inputs: PagedDecodeInputs) -> dict[str, int | str | bool]:
     }
 
 
-@lru_cache(maxsize=4096)
-def _resolved(
-    snapshot: Snapshot,
-    function: str,
-    device: torch.device,
-    mixes: tuple[str, ...],
-    **sizes: int | str | bool,
-) -> LookupResult:
-    """The look-up of the mix that has the winner of most worth, the first one where equal.
-
-    The others are only explained: what serves is what counts as a miss.
-    """
-    spec = device_spec(device, function)
-    problems = [PagedDecodeProblem.from_dict({**sizes, "lengths": mix}) for mix in mixes]
-    if len(problems) > 1:
-        problems.sort(key=lambda problem: _worth(snapshot, problem, spec))
-    return snapshot.lookup(problems[0], spec)
-
-
-def _worth(snapshot: Snapshot, problem: PagedDecodeProblem, device: DeviceSpec) -> int:
-    result = snapshot.explain(problem, device).result
-    return len(_WORTH) if result is None else _WORTH[result.tier]
-
-
 def _kv_bucket(num_tokens: int, batch: int) -> int:
     """Mean tokens a request, rounded up to a power of two: a growing cache rarely changes it."""
     mean = max(1, -(-num_tokens // batch))
@@ -138,6 +136,33 @@ def _kv_bucket(num_tokens: int, batch: int) -> int:
 def _layout_of(pool: torch.Tensor) -> str:
     """The order in memory of a view ``[pages, tokens, heads, dim]``; NHD where both are one."""
     return "HND" if pool.stride(2) > pool.stride(1) and pool.shape[2] > 1 else "NHD"
+
+
+@lru_cache(maxsize=4096)
+def _resolved(
+    snapshot: Snapshot,
+    function: str,
+    device: torch.device,
+    mixes: tuple[str, ...],
+    without: frozenset[str],
+    **sizes: int | str | bool,
+) -> LookupResult:
+    """The look-up of the mix that has the winner of most worth, the first one where equal.
+
+    The others are only explained: what serves is what counts as a miss.
+    """
+    spec = device_spec(device, function)
+    problems = [PagedDecodeProblem.from_dict({**sizes, "lengths": mix}) for mix in mixes]
+    if len(problems) > 1:
+        problems.sort(key=lambda problem: _worth(snapshot, problem, spec, without))
+    return snapshot.lookup(problems[0], spec, without=without)
+
+
+def _worth(
+    snapshot: Snapshot, problem: PagedDecodeProblem, device: DeviceSpec, without: frozenset[str]
+) -> int:
+    result = snapshot.explain(problem, device, without=without).result
+    return len(_WORTH) if result is None else _WORTH[result.tier]
 
 
 def _specialisation(inputs: PagedDecodeInputs, outputs: PagedDecodeOutputs) -> tuple[object, ...]:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 
-from ..errors import DeviceError, NoWinnerError, UsageError
+from ..errors import DeviceError, NoWinnerError, UnsupportedError, UsageError
 from ..kernels.base import Problem
 from ..kernels.device import DeviceSpec
 from ..kernels.registry import operation_names
 from ..search_spaces.registry import joint_space
+from ..search_spaces.space import JointSpace
 from .explain import Explanation, LookupResult
 from .paths import shipped_database_path, user_database_path
 from .records import MeasurementPolicy, Provenance, Toolchain
@@ -53,8 +54,11 @@ __all__ = [
 
 POLICIES: tuple[Policy, ...] = ("nearest", "strict")
 
-_Question = tuple[Problem, tuple[str, int, int], Policy, bool, MeasurementPolicy | None]
-"""Problem; SKU, SMs and memory of the device; policy, leave for other toolchains, measurement."""
+_Question = tuple[
+    Problem, tuple[str, int, int], Policy, bool, MeasurementPolicy | None, frozenset[str]
+]
+"""Problem; SKU, SMs and memory of the device; policy, leave for other toolchains, measurement;
+templates left out."""
 
 _logger = logging.getLogger(__name__)
 _lock = threading.RLock()
@@ -106,6 +110,7 @@ class Snapshot:
         policy: Policy = "nearest",
         allow_other_toolchain: bool = False,
         measurement: MeasurementPolicy | None = None,
+        without: Collection[str] = frozenset(),
     ) -> LookupResult:
         """The config for the problem; from the second call on, one dictionary look-up.
 
@@ -116,6 +121,7 @@ class Snapshot:
                 for this very problem on this SKU with these versions.
             allow_other_toolchain: Lets ``strict`` take a winner found with other versions.
             measurement: How the winner must have been measured; None: the default policy.
+            without: Templates that cannot serve the tensors at hand.
 
         Raises:
             NoWinnerError: ``strict`` found nothing.
@@ -124,12 +130,15 @@ class Snapshot:
         # Fields that tell two devices apart for dispatch; hashing all of a spec costs more than
         # the rest of the look-up.
         device_key = (device.sku, device.num_sms, device.memory_bytes)
-        key = (problem, device_key, policy, allow_other_toolchain, measurement)
+        key = (
+            *(problem, device_key, policy, allow_other_toolchain, measurement),
+            frozenset(without),
+        )
         answer = self._answers.get(key)
         return answer if answer is not None else self._resolve(key, device)
 
     def _resolve(self, key: _Question, device: DeviceSpec) -> LookupResult:
-        problem, _, policy, allow_other_toolchain, measurement = key
+        problem, _, policy, allow_other_toolchain, measurement, without = key
         with self._lock:
             if key in self._answers:
                 return self._answers[key]
@@ -139,6 +148,7 @@ class Snapshot:
                 policy=policy,
                 allow_other_toolchain=allow_other_toolchain,
                 measurement=measurement,
+                without=without,
             )
             result = explanation.result
             if result is None:
@@ -164,6 +174,7 @@ class Snapshot:
         policy: Policy = "nearest",
         allow_other_toolchain: bool = False,
         measurement: MeasurementPolicy | None = None,
+        without: Collection[str] = frozenset(),
     ) -> Explanation:
         """The walk that ``lookup`` makes, with everything it saw; nothing is kept or counted.
 
@@ -177,7 +188,7 @@ class Snapshot:
         query = Query(
             problem=problem,
             device=device,
-            space=joint_space(problem, device),
+            space=_space_without(problem, device, without),
             policy=policy,
             measurement=measured_as,
             toolchain=_current_toolchain(),
@@ -332,6 +343,17 @@ def _current_toolchain() -> Toolchain:
     from .environment import toolchain
 
     return toolchain(with_driver=True)
+
+
+def _space_without(problem: Problem, device: DeviceSpec, without: Collection[str]) -> JointSpace:
+    space = joint_space(problem, device)
+    if not without:
+        return space
+    remaining = tuple(part for part in space.spaces if part.template not in without)
+    if not remaining:
+        listing = ", ".join(sorted(without))
+        raise UnsupportedError(f"no template of {problem.op} is left for {problem}: not {listing}")
+    return JointSpace(remaining)
 
 
 def _result(query: Query, step: TierStep) -> LookupResult | None:

@@ -17,6 +17,7 @@ from tilescout.kernels.base import Config
 from tilescout.kernels.paged_decode import PagedDecodeInputs, PagedDecodeOutputs, PagedDecodeProblem
 from tilescout.kernels.paged_decode import reference as ref
 from tilescout.kernels.paged_decode.triton_template import PagedDecodeTriton
+from tilescout.kernels.registry import template
 from tilescout.ops.launchers import LauncherCache
 from tilescout.search_spaces.registry import joint_space
 from tilescout.tuner import catalog, dispatch, environment
@@ -247,6 +248,58 @@ class OnADevice:
         inputs = inputs_of(problem_of(head_dim=80), device=self.device)
         with pytest.raises(UnsupportedError, match=r"head_dim=80"):
             call(inputs)
+
+
+@pytest.mark.interpreter
+@pytest.mark.skipif(not IS_INTERPRETED, reason="set TRITON_INTERPRET=1 (make test does)")
+@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+class TestTensorsThatATemplateRefuses:
+    """Two templates serve the problem on an H200, and one of them is told to refuse tensors."""
+
+    @pytest.fixture(autouse=True)
+    def _h200(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        module = import_module("tilescout.ops.decode_launch")
+        monkeypatch.setattr(module, "device_spec", lambda *_: catalog.gpu("h200"))
+
+    def winner_of_another_template(self) -> tuple[Config, type]:
+        spec = catalog.gpu("h200")
+        problem = replace(PROBLEM, lengths="equal")
+        space = joint_space(problem, spec).of("tilelang_gather")
+        winner = MadeUpWinner(problem, spec, space.default)
+        write_winners(Path(os.environ["TILESCOUT_DB"]), [winner])
+        dispatch.refresh()
+        return space.default, type(template("paged_decode", "tilelang_gather"))
+
+    def test_another_template_serves_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        config, other = self.winner_of_another_template()
+        inputs = inputs_of()
+        asked = []
+
+        def refuse(self, problem, inputs, outputs=None):
+            asked.append((problem, inputs, outputs))
+            return "dense page tables" if inputs.seq_lens is not None else None
+
+        monkeypatch.setattr(other, "supports_tensors", refuse)
+        assert resolve(inputs).config == config
+        dense = inputs_of(is_dense=True)
+        found = resolve(dense)
+        assert (found.template, found.tier) == ("triton", "default")
+        assert found.config == joint_space(PROBLEM, catalog.gpu("h200")).default
+        out, lse = call(dense, return_lse=True)
+        assert_right(dense, out, lse)
+        assert asked[-1][2].out is out
+
+    def test_no_template_left_says_why(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("triton", "tilelang_gather", "tilelang_page"):
+            kind = type(template("paged_decode", name))
+            monkeypatch.setattr(kind, "supports_tensors", lambda *_: "no such rows")
+        with pytest.raises(
+            UnsupportedError,
+            match=r"no template of paged_decode serves the tensors: paged_decode/triton: no such "
+            r"rows; paged_decode/tilelang_gather: no such rows",
+        ):
+            resolve(inputs_of())
 
 
 class NoReads(TorchDispatchMode):

@@ -10,9 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tilescout.errors import NoWinnerError, UsageError
+from tilescout.errors import NoWinnerError, UnsupportedError, UsageError
 from tilescout.kernels.base import Config
 from tilescout.kernels.device import DeviceSpec
+from tilescout.search_spaces.registry import joint_space
+from tilescout.search_spaces.space import JointSpace
 from tilescout.tuner import catalog, dispatch
 from tilescout.tuner.dispatch import Snapshot
 from tilescout.tuner.records import MeasurementPolicy, Provenance, Toolchain
@@ -319,3 +321,21 @@ def test_dispatch_imports_no_heavy_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_template_that_is_left_out_neither_wins_nor_defaults(
+    database: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.add(1024, 32)
+    assert database.lookup(1024).tier == "exact"
+    with pytest.raises(UnsupportedError, match="no template of toy is left for size=1024"):
+        database.lookup(1024, without={"triton"})
+    part = joint_space(ToyProblem(1024), database.device).spaces[0]
+    other = replace(
+        part, template="other", default=Config.of("other", part.default.as_dict()), seeds=()
+    )
+    monkeypatch.setattr(dispatch, "joint_space", lambda *_: JointSpace((part, other)))
+    snapshot = Snapshot.load([database.path])
+    found = snapshot.lookup(ToyProblem(1024), database.device, without={"triton"})
+    assert (found.tier, found.template) == ("default", "other")
+    assert snapshot.lookup(ToyProblem(1024), database.device).tier == "exact"
