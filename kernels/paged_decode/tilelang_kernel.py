@@ -463,11 +463,14 @@ def merge_program(
 ) -> Any:
     """The sum over the runs s of one head of a request of 2^(lse_s - lse) times their outputs.
 
-    Grid: query heads, requests. ``block_s`` runs are read at once, in their order whatever the
-    batch is. A request without tokens gives 0.
+    Grid: pieces of the head dimension of query heads, requests. ``block_s`` runs are read at once,
+    in their order whatever the batch is. A request without tokens gives 0.
     """
     accum = "float32"
     unit = ELEMENTS_PER_STRIDE
+    # Threads reduce in pairs of pairs: a piece is a power of two.
+    block_d = head_dim & -head_dim
+    pieces = head_dim // block_d
 
     @T.prim_func
     def paged_decode_merge(
@@ -501,11 +504,13 @@ def merge_program(
         PartialLse = T.make_tensor(partial_lse, (batch, num_splits, num_heads), accum)
         indptr = T.make_tensor(kv_indptr, (batch + 1,), "int32")
         last_page_len = T.make_tensor(kv_last_page_len, (batch,), "int32")
-        with T.Kernel(num_heads, batch, threads=threads) as (head, request):
+        with T.Kernel(num_heads * pieces, batch, threads=threads) as (piece, request):
+            head = T.truncdiv(piece, pieces)
+            first_d = T.truncmod(piece, pieces) * block_d
             run_lse = T.alloc_shared((block_s,), accum)
-            part = T.alloc_fragment((block_s, head_dim), accum)
-            acc = T.alloc_fragment((block_s, head_dim), accum)
-            merged = T.alloc_fragment((head_dim,), accum)
+            part = T.alloc_fragment((block_s, block_d), accum)
+            acc = T.alloc_fragment((block_s, block_d), accum)
+            merged = T.alloc_fragment((block_d,), accum)
 
             pages = indptr[request + 1] - indptr[request]
             length = T.alloc_var(
@@ -528,10 +533,10 @@ def merge_program(
             total = T.alloc_var(accum, init=0.0)
             T.fill(acc, 0)
             for chunk in T.serial(T.truncdiv(runs + block_s - 1, block_s)):
-                for s, d in T.Parallel(block_s, head_dim):
+                for s, d in T.Parallel(block_s, block_d):
                     part[s, d] = T.if_then_else(
                         chunk * block_s + s < runs,
-                        Partial[request, T.min(chunk * block_s + s, runs - 1), head, d],
+                        Partial[request, T.min(chunk * block_s + s, runs - 1), head, first_d + d],
                         T.cast(0, accum),
                     )
                 for s in T.Parallel(block_s):
@@ -547,23 +552,23 @@ def merge_program(
                 total = total * T.exp2(m_old - m)
                 for s in T.serial(block_s):
                     total = total + T.exp2(run_lse[s] - m)
-                for s, d in T.Parallel(block_s, head_dim):
+                for s, d in T.Parallel(block_s, block_d):
                     acc[s, d] = acc[s, d] * T.exp2(m_old - m) + part[s, d] * T.exp2(run_lse[s] - m)
                 T.sync_threads()
-            T.reduce_sum(acc, merged, dim=0, batch=4)
+            T.reduce_sum(acc, merged, dim=0, batch=min(4, block_s * block_d // threads))
             m_old = m
             if has_sinks:
                 m = T.max(m, Sinks[head] * LOG2_E)
                 total = total * T.exp2(m_old - m) + T.exp2(Sinks[head] * LOG2_E - m)
-            for d in T.Parallel(head_dim):
-                Out[request, head, d] = T.cast(
+            for d in T.Parallel(block_d):
+                Out[request, head, first_d + d] = T.cast(
                     T.if_then_else(
                         runs > 0, merged[d] * T.exp2(m_old - m) / total, T.cast(0, accum)
                     ),
                     dtype,
                 )
             if stores_lse:
-                if T.get_thread_binding() == 0:
+                if T.And(T.get_thread_binding() == 0, first_d == 0):
                     Lse[request, head] = (m + T.log2(total)) * lse_factor
 
     return paged_decode_merge

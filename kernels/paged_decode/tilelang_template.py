@@ -79,8 +79,8 @@ class TileLangConfig:
 
     @property
     def merge_block(self) -> int:
-        """Partial results that a merge reads at once; at head_dim 256, 32 of them are 32 KiB."""
-        return min(32, 1 << (self.num_splits - 1).bit_length())
+        """Partial results that a merge reads at once: something for every thread, at most 32 KiB."""
+        return min(32, max(8, 1 << (self.num_splits - 1).bit_length()))
 
 
 class _PagedDecodeTileLang(KernelTemplate):
@@ -155,7 +155,7 @@ class PagedDecodeTileLangGather(_PagedDecodeTileLang):
     """Tiles of any width over pages of any size: every row has a page id of its own."""
 
     name = "tilelang_gather"
-    head_dims = (64, 128, 192, 256)
+    head_dims = (64, 96, 128, 192, 256)
 
 
 class PagedDecodeTileLangPage(_PagedDecodeTileLang):
