@@ -32,7 +32,7 @@ _JOBS_PER_PROCESS = 500
 class GpuWorker:
     """Runs jobs for one task after another, one job at a time.
 
-    Only ``close`` may come from another thread than the jobs.
+    Threads take turns; ``close`` waits for none.
     """
 
     def __init__(
@@ -43,6 +43,8 @@ class GpuWorker:
         self._task: Task | None = None
         self._setup_timeout_s = setup_timeout_s
         self._lock = threading.Lock()
+        self._turn = threading.RLock()
+        """Held for as long as a job, or the start of a process, takes."""
         self._pool: WorkerPool | None = None
         self._num_jobs = 0
         self._is_closed = False
@@ -56,10 +58,11 @@ class GpuWorker:
             DeviceError: no process can be made ready for the task.
             CancelledError: ``close`` was called.
         """
-        is_same = task == self._task
-        self._task = task
-        if self._pool is not None and not is_same:
-            self._make_inputs(self._pool, task)
+        with self._turn:
+            is_same = task == self._task
+            self._task = task
+            if self._pool is not None and not is_same:
+                self._make_inputs(self._pool, task)
 
     def run(self, timeout_s: float, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs one job and waits for it.
@@ -70,13 +73,14 @@ class GpuWorker:
             DeviceError: no process can be made ready for the task.
             CancelledError: ``close`` was called.
         """
-        pool = self.make_ready()
-        self._num_jobs += 1
-        try:
-            return pool.submit(timeout_s, job, *args, **kwargs).result()
-        except (JobCrashedError, JobTimeoutError):
-            self.discard()
-            raise
+        with self._turn:
+            pool = self.make_ready()
+            self._num_jobs += 1
+            try:
+                return pool.submit(timeout_s, job, *args, **kwargs).result()
+            except (JobCrashedError, JobTimeoutError):
+                self.discard()
+                raise
 
     def make_ready(self) -> WorkerPool:
         """Starts a process and makes its inputs, where there is none.
@@ -85,9 +89,10 @@ class GpuWorker:
             DeviceError: the process cannot be made ready for the task.
             CancelledError: ``close`` was called.
         """
-        if self._num_jobs >= _JOBS_PER_PROCESS:
-            self.discard()
-        return self._pool or self._prepared_pool()
+        with self._turn:
+            if self._num_jobs >= _JOBS_PER_PROCESS:
+                self.discard()
+            return self._pool or self._prepared_pool()
 
     def discard(self) -> None:
         """Ends the process; the next job gets another."""

@@ -13,11 +13,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
+from ...errors import DeviceError
 from ...kernels import registry
 from ...kernels.base import Config, Problem
 from ...kernels.device import DeviceSpec
@@ -128,6 +129,8 @@ class MeasureEvaluator:
         self._started_at: float | None = None
         self._last_end = 0.0
         self._is_closed = False
+        self._is_wanted = threading.Event()
+        """A config was submitted, or the evaluator is closed."""
         self._feeder = threading.Thread(target=self._feed_gpu, name="gpu-feeder", daemon=True)
         self._feeder.start()
 
@@ -154,6 +157,7 @@ class MeasureEvaluator:
         if self._started_at is None:
             self._started_at = time.monotonic()
         self._in_flight += 1
+        self._is_wanted.set()
         self._compile(config).add_done_callback(lambda job: self._compiled(config, job))
 
     def collect(self) -> Evaluation:
@@ -198,6 +202,7 @@ class MeasureEvaluator:
         if self._is_closed:
             return
         self._is_closed = True
+        self._is_wanted.set()
         # What is still in flight is of no use: the jobs of owned processes end with them, those
         # of shared ones are dropped as they end.
         self._drop_ready()
@@ -253,6 +258,7 @@ class MeasureEvaluator:
 
     def _feed_gpu(self) -> None:
         """Evaluates what is ready, one config after the other; the body of the feeder thread."""
+        self._start_early()
         while (ready := self._ready.get()) is not None:
             compiled, digest = ready
             try:
@@ -264,6 +270,15 @@ class MeasureEvaluator:
                 self._known[ended.config] = ended
                 self._best_us = min(self._best_us or ended.time_us, ended.time_us)
             self._done.put(ended)
+
+    def _start_early(self) -> None:
+        """Starts the worker while the first config compiles: both take seconds."""
+        self._is_wanted.wait()
+        if self._is_closed:
+            return
+        # Why a worker cannot start is told with the first config that needs it.
+        with suppress(DeviceError, CancelledError):
+            self._gpu.make_ready()
 
     def _evaluate(self, compiled: Evaluation, digest: str | None) -> Evaluation:
         """Runs the config, or takes over what its twin showed: same code, launched the same way."""
