@@ -40,7 +40,8 @@ def estimates(
     partial_bytes = 4 * pieces.num_partial * config.block_m * (problem.head_dim + 1)
     rows = max(config.block_m, 8 if config.swap_ab else 16)
     if config.split_rule == "stream":
-        num_programs = config.num_programs(device.num_sms)
+        pairs = config.num_pairs(problem)
+        num_programs = pairs * config.num_streams(device.num_sms, pairs)
     else:
         num_programs = pieces.num_pieces
     tile_bytes = 2 * config.block_n * problem.head_dim * element
@@ -78,9 +79,9 @@ def _pieces(
     tiles = [-(-span // config.block_n) for span in spans]
     num_tiles = pairs * sum(tiles)
     if config.split_rule == "stream":
-        share = -(-num_tiles // config.num_programs(device.num_sms))
-        # Every program but the first begins inside a pair.
-        borders = num_tiles // share
+        share = -(-sum(tiles) // config.num_streams(device.num_sms, pairs))
+        # Every stream but the first begins inside a request.
+        borders = pairs * (sum(tiles) // share)
         return _Pieces(pairs * len(spans) + borders, 2 * borders, num_tiles, share)
     run_tiles = [_run_tiles(config, span) for span in spans]
     counts = [-(-n // run) for n, run in zip(tiles, run_tiles, strict=True)]

@@ -13,55 +13,71 @@ from .triton_kernel_partition import pieces_of_pair
 
 
 @triton.jit
-def merged_row(result, slot, distance, count, row, RESULT: tl.constexpr):
-    """(output [PADDED_DIM_V], base-2 LSE) of one row of a pair from its ``count`` partial results.
+def merged_rows(
+    result, slot, distance, count, row, is_row, MERGE_ROWS: tl.constexpr, RESULT: tl.constexpr
+):
+    """(output [MERGE_ROWS, PADDED_DIM_V], base-2 LSE) of rows of a pair from its partial results.
 
     o = sum_s 2^(lse_s - lse) o_s, in the order of the pieces, so the bits do not depend on which
     block finished last. Pieces that saw no token have LSE -inf and weight 0.
     """
     _, _, partial_out, partial_lse, _, _, _ = result
     offs_d = tl.arange(0, RESULT[5])
-    m = -float("inf")
-    den = 0.0
-    acc = tl.zeros([RESULT[5]], tl.float32)
+    is_dim = offs_d < RESULT[4]
+    m = tl.full([MERGE_ROWS], -float("inf"), tl.float32)
+    den = tl.zeros([MERGE_ROWS], tl.float32)
+    acc = tl.zeros([MERGE_ROWS, RESULT[5]], tl.float32)
     for s0 in range(0, count, RESULT[6]):
         piece = s0 + tl.arange(0, RESULT[6])
-        index = (slot + piece * distance).to(tl.int64) * RESULT[3] + row
+        index = (slot + piece * distance).to(tl.int64)[None, :] * RESULT[3] + row[:, None]
+        is_part = is_row[:, None] & (piece < count)[None, :]
         # .cg: another multiprocessor wrote these, so the first-level cache must not answer.
-        lse = tl.load(partial_lse + index, piece < count, other=-float("inf"), cache_modifier=".cg")
+        lse = tl.load(partial_lse + index, is_part, other=-float("inf"), cache_modifier=".cg")
         part = tl.load(
-            partial_out + index[:, None] * RESULT[4] + offs_d[None, :],
-            (piece < count)[:, None] & (offs_d < RESULT[4])[None, :],
+            partial_out + index[:, :, None] * RESULT[4] + offs_d[None, None, :],
+            is_part[:, :, None] & is_dim[None, None, :],
             other=0.0,
             cache_modifier=".cg",
         )
-        m_new = tl.maximum(m, tl.max(lse, 0))
+        m_new = tl.maximum(m, tl.max(lse, 1))
         m_safe = tl.where(m_new == -float("inf"), 0.0, m_new)
-        weight = tl.exp2(lse - m_safe)
+        weight = tl.exp2(lse - m_safe[:, None])
         rescale = tl.exp2(m - m_safe)
-        den = den * rescale + tl.sum(weight, 0)
-        acc = acc * rescale + tl.sum(part * weight[:, None], 0)
+        den = den * rescale + tl.sum(weight, 1)
+        acc = acc * rescale[:, None] + tl.sum(part * weight[:, :, None], 1)
         m = m_new
-    return acc / tl.where(den > 0, den, 1.0), m + tl.log2(den)
+    return acc / tl.where(den > 0, den, 1.0)[:, None], m + tl.log2(den)
 
 
 @triton.jit
-def store_merged_row(result, slot, distance, count, request, pair, row, RESULT: tl.constexpr):
-    """Merges one row of a pair and writes it where it belongs; rows of padding write nothing."""
+def store_merged_rows(
+    result,
+    slot,
+    distance,
+    count,
+    request,
+    pair,
+    first_row,
+    MERGE_ROWS: tl.constexpr,
+    RESULT: tl.constexpr,
+):
+    """Merges rows of a pair and writes them where they belong; rows of padding write nothing."""
     out, lse, _, _, lse_factor, out_stride_t, out_stride_h = result
     GROUP_SIZE: tl.constexpr = RESULT[1]
     QUERY_LEN: tl.constexpr = RESULT[2]
     ROW_TILES: tl.constexpr = (GROUP_SIZE * QUERY_LEN + RESULT[3] - 1) // RESULT[3]
+    row = first_row + tl.arange(0, MERGE_ROWS)
     row_of_head = (pair % ROW_TILES) * RESULT[3] + row
-    if row_of_head < GROUP_SIZE * QUERY_LEN:
-        merged, merged_lse = merged_row(result, slot, distance, count, row, RESULT)
-        token = request * QUERY_LEN + row_of_head // GROUP_SIZE
-        head = pair // ROW_TILES * GROUP_SIZE + row_of_head % GROUP_SIZE
-        to = out + token.to(tl.int64) * out_stride_t + head * out_stride_h
-        offs_d = tl.arange(0, RESULT[5])
-        tl.store(to + offs_d, merged.to(out.dtype.element_ty), offs_d < RESULT[4])
-        if RESULT[7]:
-            tl.store(lse + token * RESULT[0] + head, merged_lse * lse_factor)
+    is_row = row_of_head < GROUP_SIZE * QUERY_LEN
+    merged, merged_lse = merged_rows(result, slot, distance, count, row, is_row, MERGE_ROWS, RESULT)
+    token = request * QUERY_LEN + row_of_head // GROUP_SIZE
+    head = pair // ROW_TILES * GROUP_SIZE + row_of_head % GROUP_SIZE
+    to = out + token.to(tl.int64) * out_stride_t + head * out_stride_h
+    offs_d = tl.arange(0, RESULT[5])
+    mask = is_row[:, None] & (offs_d < RESULT[4])[None, :]
+    tl.store(to[:, None] + offs_d[None, :], merged.to(out.dtype.element_ty), mask)
+    if RESULT[7]:
+        tl.store(lse + token * RESULT[0] + head, merged_lse * lse_factor, is_row)
 
 
 @triton.jit
@@ -126,4 +142,4 @@ def merge_kernel(
     if count <= 1:
         return  # the only piece wrote the result itself
     row = tl.program_id(0) % BLOCK_M
-    store_merged_row(result, slot, distance, count, request, pair, row, RESULT)
+    store_merged_rows(result, slot, distance, count, request, pair, row, 1, RESULT)

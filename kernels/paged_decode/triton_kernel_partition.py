@@ -71,12 +71,12 @@ def _pieces(span, splits):
 
 
 @triton.jit
-def _stream_share(tiles, splits, SPLIT: tl.constexpr):
-    """(tiles up to and with each request, tiles of a program, all tiles) of a persistent grid.
+def _stream_share(tiles, splits):
+    """(tiles up to and with each request, tiles of a stream, all tiles), of one pair a request.
 
-    Every program owns an equal run of the tiles of all pairs, numbered through.
+    Streams own equal runs of the tiles of all requests, numbered through.
     """
-    ends = tl.cumsum(tiles * SPLIT[3], 0)
+    ends = tl.cumsum(tiles, 0)
     total = tl.max(ends, 0)
     return ends, tl.maximum(tl.cdiv(total, splits[1]), 1), total
 
@@ -86,12 +86,11 @@ def pieces_of_pair(table, splits, request, pair, TABLE: tl.constexpr, SPLIT: tl.
     """(first slot, distance of slots, pieces) of a pair.
 
     ``count``: every pair has ``num_splits`` slots. ``size``: slots are numbered through the pieces
-    of all requests. ``stream``: the piece that program p computes of pair i has slot p + i, which
-    no other piece has, since each next piece is another program's, another pair's, or both;
-    ``num_splits`` is the number of programs there.
+    of all requests. ``stream``: the piece of request r that stream s computes has slot s + r, which
+    no other piece has, since each next piece is another stream's, another request's, or both;
+    ``num_splits`` is the number of streams there. Slots of the pairs of a request alternate.
     """
     PAIRS: tl.constexpr = SPLIT[3]
-    distance: tl.constexpr = 1 if SPLIT[0] == "stream" else PAIRS
     if SPLIT[0] == "count":
         first, tokens = span_of(table, request, True, TABLE)
         run = piece_tokens(tokens - first, splits, SPLIT)
@@ -105,14 +104,13 @@ def pieces_of_pair(table, splits, request, pair, TABLE: tl.constexpr, SPLIT: tl.
             count = tl.sum(tl.where(index == request, counts, 0), 0)
         else:
             tiles = tl.where(is_request, _tiles(spans, SPLIT), 0)
-            ends, share, _ = _stream_share(tiles, splits, SPLIT)
-            pair_tiles = tl.sum(tl.where(index == request, tiles, 0), 0)
-            end = tl.sum(tl.where(index == request, ends, 0), 0)
-            begin = end - (PAIRS - pair) * pair_tiles
-            program = begin // share
-            slot = program + request * PAIRS + pair
-            count = (begin + pair_tiles - 1) // share - program + 1
-    return slot, distance, count
+            ends, share, _ = _stream_share(tiles, splits)
+            own_tiles = tl.sum(tl.where(index == request, tiles, 0), 0)
+            begin = tl.sum(tl.where(index == request, ends, 0), 0) - own_tiles
+            stream = begin // share
+            slot = (stream + request) * PAIRS + pair
+            count = (begin + own_tiles - 1) // share - stream + 1
+    return slot, PAIRS, count
 
 
 @triton.jit
@@ -134,15 +132,16 @@ def request_of_item(table, splits, item, TABLE: tl.constexpr, SPLIT: tl.constexp
 
 
 @triton.jit
-def stream_start(table, splits, program, TABLE: tl.constexpr, SPLIT: tl.constexpr):
-    """(request, pair in it, tile in the pair, tiles) of a persistent program's run of tiles."""
-    index, is_request, spans = all_spans(table, splits, TABLE, SPLIT)
+def stream_start(table, splits, stream, TABLE: tl.constexpr, SPLIT: tl.constexpr):
+    """(request, tile in it, tiles) of a stream's run of tiles."""
+    _, is_request, spans = all_spans(table, splits, TABLE, SPLIT)
     tiles = tl.where(is_request, _tiles(spans, SPLIT), 0)
-    ends, share, total = _stream_share(tiles, splits, SPLIT)
-    begin = program * share
+    ends, share, total = _stream_share(tiles, splits)
+    begin = stream * share
     is_before = (ends <= begin) & is_request
     request = tl.sum(is_before.to(tl.int32), 0)
-    pair_tiles = tl.maximum(tl.sum(tl.where(index == request, tiles, 0), 0), 1)
-    offset = begin - tl.max(tl.where(is_before, ends, 0), 0)
-    pair = offset // pair_tiles
-    return request, pair, offset - pair * pair_tiles, tl.minimum(total - begin, share)
+    return (
+        request,
+        begin - tl.max(tl.where(is_before, ends, 0), 0),
+        tl.minimum(total - begin, share),
+    )

@@ -319,7 +319,7 @@ def paged_decode_mla_kernel(
 
     ``count`` and ``size``: one program a piece, on one axis, the pairs of a request fastest, so
     that blocks which run side by side read the same tokens. ``stream``: a persistent grid of
-    ``num_splits`` programs that own equal runs of tiles. Pieces of a pair are merged by
+    ``num_splits`` programs a pair, which own equal runs of tiles. Pieces of a pair are merged by
     ``merge_kernel`` (MERGE "kernel") or by the block of the pair that arrives last (MERGE
     "last_block"). PAGE_TILES: a tile lies within one page, so one page id serves it; otherwise each
     token looks its page up. PDL: a programmatic dependent launch, whose blocks may be in place
@@ -366,14 +366,16 @@ def paged_decode_mla_kernel(
         gdc_launch_dependents()
         gdc_wait()
     if SPLIT_RULE == "stream":
-        request, pair, tile, left = stream_start(table, splits, program, TABLE, SPLIT)
+        # Pairs fastest here too: blocks side by side read neighbouring heads of the same tokens.
+        pair = program % PAIRS
+        request, tile, left = stream_start(table, splits, program // PAIRS, TABLE, SPLIT)
         while left > 0:
             first, tokens = span_of(table, request, True, TABLE)
             pair_tiles = tl.maximum(tl.cdiv(tokens - first, BLOCK_N), 1)
             tiles = tl.minimum(pair_tiles - tile, left)
             begin = first + tile * BLOCK_N
             end = tl.minimum(begin + tiles * BLOCK_N, tokens)
-            slot = program + request * PAIRS + pair
+            slot = program + request * PAIRS
             is_alone = tiles == pair_tiles
             piece = (request, pair, first, begin, end, tokens, slot, is_alone)
             _attend_piece(
@@ -381,9 +383,7 @@ def paged_decode_mla_kernel(
             )
             left -= tiles
             tile = 0
-            pair += 1
-            request += pair // PAIRS
-            pair = pair % PAIRS
+            request += 1
     else:
         pair = program % PAIRS
         item = program // PAIRS

@@ -35,8 +35,9 @@ class MlaLauncher:
         self.batch = inputs.batch
         pairs = config.num_pairs(problem)
         if config.split_rule == "stream":
-            self.num_splits = config.num_programs(num_sms)
-            num_programs, num_slots = self.num_splits, self.num_splits + self.batch * pairs
+            self.num_splits = config.num_streams(num_sms, pairs)
+            num_programs = self.num_splits * pairs
+            num_slots = num_programs + self.batch * pairs
         else:
             self.num_splits = config.num_splits
             num_programs = pairs * self._num_items(inputs)

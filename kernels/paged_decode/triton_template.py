@@ -74,9 +74,9 @@ class PagedDecodeTritonConfig:
         """Row tiles of a request over all KV heads: the fastest part of the grid."""
         return problem.num_kv_heads * self.row_tiles(problem)
 
-    def num_programs(self, num_sms: int) -> int:
-        """Programs of the persistent grid."""
-        return self.ctas_per_sm * num_sms
+    def num_streams(self, num_sms: int, num_pairs: int) -> int:
+        """Programs of the persistent grid for each pair of a request."""
+        return max(1, self.ctas_per_sm * num_sms // num_pairs)
 
     @property
     def is_split(self) -> bool:
