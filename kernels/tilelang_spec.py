@@ -31,6 +31,13 @@ from .source_hash import source_hash
 __all__ = ["BoundTileLangKernel", "TileLangKernelSpec"]
 
 _CACHE_VERSION = 1
+
+_PASS_CONFIGS = {
+    # Programs keep to their bounds; checks of every access would stand between load and use.
+    "tl.disable_safe_memory_legalize": True,
+    # On sm_100 and later 0.1.15 leaves packed maxima undefined where a reduction is batched.
+    "tl.enable_fp32x2_reduction": False,
+}
 # Of the ELF format, elf(5); NVIDIA's machine is EM_CUDA.
 _ELF_MAGIC = b"\x7fELF"
 _ELF_MACHINE_AT = 18
@@ -87,7 +94,7 @@ class TileLangKernelSpec:
             self.factory,
             self.name,
             sorted(self.parameters.items()),
-            sorted(self.pass_configs.items()),
+            sorted({**_PASS_CONFIGS, **self.pass_configs}.items()),
             arch,
             _toolchain(),
         )
@@ -115,7 +122,7 @@ class TileLangKernelSpec:
         program = getattr(import_module(self.module), self.factory)(**self.parameters)
         # The suffix allows what only this architecture has: wgmma, TMA with its own instructions.
         target = tvm.target.Target({"kind": "cuda", "arch": f"sm_{arch}a"})
-        options = {"tl.disable_safe_memory_legalize": True, **self.pass_configs}
+        options = {**_PASS_CONFIGS, **self.pass_configs}
         with tvm.transform.PassContext(opt_level=3, config=options), target:
             artifact = tilelang.lower(
                 program, target=target, enable_host_codegen=True, enable_device_compile=True

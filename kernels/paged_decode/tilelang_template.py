@@ -79,7 +79,7 @@ class TileLangConfig:
 
     @property
     def merge_block(self) -> int:
-        """Partial results that a merge reads at once: something for every thread, at most 32 KiB."""
+        """Partial results that a merge reads at once: work for every thread, at most 32 KiB."""
         return min(32, max(8, 1 << (self.num_splits - 1).bit_length()))
 
 
