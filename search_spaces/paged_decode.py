@@ -5,7 +5,7 @@ Sources of the seeds: what serving frameworks hard-code (docs/paged_decode.md li
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from ..kernels.base import Config, ParameterValue
 from ..kernels.device import DeviceSpec
@@ -54,6 +54,11 @@ def triton_space(problem: PagedDecodeProblem, device: DeviceSpec) -> SearchSpace
 @lru_cache(maxsize=16)
 def _triton_space(problem: PagedDecodeProblem, device: DeviceSpec) -> SearchSpace:
     max_heads = _max_block_m(problem)
+    constraints = (
+        Constraint("shared memory", lambda c: _tiles_fit(problem, device, c)),
+        Constraint("tile within registers", lambda c: _accumulators_fit(problem, c)),
+        Constraint("splits worth a tile", lambda c: _splits_have_work(problem, c)),
+    )
     return SearchSpace(
         template="triton",
         parameters=(
@@ -77,13 +82,12 @@ def _triton_space(problem: PagedDecodeProblem, device: DeviceSpec) -> SearchSpac
             ordered("ctas_per_sm", 1, 2, 3, 4, 6, 8, active_when=_IS_STREAM),
             categorical("merge", "kernel", "last_block", active_when=_IS_SPLIT),
         ),
-        constraints=(
-            Constraint("shared memory", lambda c: _tiles_fit(problem, device, c)),
-            Constraint("tile within registers", lambda c: _accumulators_fit(problem, c)),
-            Constraint("splits worth a tile", lambda c: _splits_have_work(problem, c)),
-        ),
+        constraints=constraints,
         default=_default(problem),
-        seeds=_seeds(problem),
+        # A seed that does not fit a small problem or device is left out.
+        seeds=tuple(
+            seed for seed in _seeds(problem) if not any(c.check(seed) for c in constraints)
+        ),
     )
 
 
@@ -186,82 +190,31 @@ def _next_power_of_two(value: int) -> int:
 
 def _seeds(problem: PagedDecodeProblem) -> tuple[Config, ...]:
     """Shapes of tile and split that others ship, then those that won on an H200 (2026-11-30)."""
+    streamed = partial(
+        _config, problem, num_stages=3, prefetch_pages=True, kv_eviction="evict_first"
+    )
+    wide = partial(streamed, block_n=128, num_warps=4)
     return (
         # SGLang's grouped decode: tiles of 32, 8 splits, 2 stages.
-        _config(problem, block_n=32, num_warps=4, num_stages=2, splits=8),
+        _config(problem, block_n=32, num_warps=4, num_stages=2, splits=8, launch_pdl=False),
         # IBM's vllm-triton-backend, H100 winner: tiles of 32, 4 warps, 4 stages, one pass.
-        _config(problem, block_n=32, num_warps=4, num_stages=4),
-        # Few, short requests: many runs in flight, page ids ahead.
-        _config(
-            problem,
-            block_n=32,
-            num_warps=4,
-            num_stages=3,
-            splits=32,
-            prefetch_pages=True,
-            swap_ab=True,
-        ),
-        _config(
-            problem,
-            block_n=128,
-            num_warps=4,
-            num_stages=3,
-            splits=16,
-            prefetch_pages=True,
-            kv_eviction="evict_first",
-        ),
-        # One long request.
-        _config(problem, block_n=64, num_warps=4, num_stages=5, splits=32, merge="last_block"),
-        # As many requests as fill the device: no split, or two.
-        _config(
-            problem,
-            block_n=16,
-            num_warps=2,
-            num_stages=5,
-            prefetch_pages=True,
-            kv_eviction="evict_first",
-        ),
-        _config(
-            problem,
-            block_n=64,
-            num_warps=2,
-            num_stages=3,
-            splits=2,
-            merge="last_block",
-            prefetch_pages=True,
-            kv_eviction="evict_first",
-        ),
-        _config(
-            problem,
-            block_n=32,
-            num_warps=2,
-            num_stages=2,
-            splits=2,
-            prefetch_pages=True,
-            swap_ab=True,
-        ),
-        # A persistent grid of equal shares, for batches of unequal lengths.
-        _config(
-            problem,
-            block_n=64,
-            num_warps=4,
-            num_stages=3,
-            ctas_per_sm=2,
-            merge="last_block",
-            prefetch_pages=True,
-            kv_eviction="evict_first",
-        ),
-        # Runs of equal size, for batches of unequal lengths.
-        _config(
-            problem,
-            block_n=128,
-            num_warps=4,
-            num_stages=3,
-            split_tokens=1024,
-            merge="last_block",
-            prefetch_pages=True,
-            kv_eviction="evict_first",
-        ),
+        _config(problem, block_n=32, num_warps=4, num_stages=4, launch_pdl=False),
+        # Few requests: as many runs as there are multiprocessors.
+        *(wide(splits=splits) for splits in (8, 16, 32)),
+        wide(splits=8, num_stages=2, swap_ab=True),
+        wide(split_tokens=512),
+        streamed(block_n=32, num_warps=4, splits=32, swap_ab=True),
+        # As many requests as fill the device: no split, or a few.
+        wide(),
+        streamed(block_n=64, num_warps=2, num_stages=4),
+        streamed(block_n=16, num_warps=1, num_stages=4),
+        streamed(block_n=32, num_warps=1, num_stages=5, splits=3),
+        streamed(block_n=64, num_warps=2, splits=2),
+        # Unequal lengths: runs of equal size, or a persistent grid of equal shares.
+        wide(split_tokens=1024, merge="last_block"),
+        wide(split_tokens=2048, merge="last_block"),
+        wide(ctas_per_sm=1, merge="last_block"),
+        streamed(block_n=64, num_warps=4, ctas_per_sm=2, merge="last_block"),
     )
 
 
