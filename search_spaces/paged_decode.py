@@ -54,11 +54,6 @@ def triton_space(problem: PagedDecodeProblem, device: DeviceSpec) -> SearchSpace
 @lru_cache(maxsize=16)
 def _triton_space(problem: PagedDecodeProblem, device: DeviceSpec) -> SearchSpace:
     max_heads = _max_block_m(problem)
-    constraints = (
-        Constraint("shared memory", lambda c: _tiles_fit(problem, device, c)),
-        Constraint("tile within registers", lambda c: _accumulators_fit(problem, c)),
-        Constraint("splits worth a tile", lambda c: _splits_have_work(problem, c)),
-    )
     return SearchSpace(
         template="triton",
         parameters=(
@@ -82,12 +77,13 @@ def _triton_space(problem: PagedDecodeProblem, device: DeviceSpec) -> SearchSpac
             ordered("ctas_per_sm", 1, 2, 3, 4, 6, 8, active_when=_IS_STREAM),
             categorical("merge", "kernel", "last_block", active_when=_IS_SPLIT),
         ),
-        constraints=constraints,
-        default=_default(problem),
-        # A seed that does not fit a small problem or device is left out.
-        seeds=tuple(
-            seed for seed in _seeds(problem) if not any(c.check(seed) for c in constraints)
+        constraints=(
+            Constraint("shared memory", lambda c: _tiles_fit(problem, device, c)),
+            Constraint("tile within registers", lambda c: _accumulators_fit(problem, c)),
+            Constraint("splits worth a tile", lambda c: _splits_have_work(problem, c)),
         ),
+        default=_default(problem),
+        seeds=_seeds(problem),
     )
 
 

@@ -21,7 +21,7 @@ def test_default_and_seeds_are_valid_and_hold_the_whole_group(group, kv_len, h20
     assert len(space.valid_seeds()) >= 3
     for seed in space.valid_seeds():
         assert space.check(seed) is None
-        assert group <= seed["block_h"] < 2 * max(group, 1)
+        assert group <= seed["block_m"] < 2 * max(group, 1)
 
 
 def test_enumeration_equals_brute_force(h200) -> None:
@@ -44,6 +44,11 @@ def test_enumeration_equals_brute_force(h200) -> None:
                 for n in by_name["split_tokens"].values
                 for m in by_name["merge"].values
             ],
+            "stream": [
+                {"ctas_per_sm": n, "merge": m}
+                for n in by_name["ctas_per_sm"].values
+                for m in by_name["merge"].values
+            ],
         }[chosen["split_rule"]]
         for more in extra:
             config = space.default.of("triton", {**chosen, **more})
@@ -58,7 +63,7 @@ def test_refusals_name_the_reason(h200) -> None:
     wide = space.default.replace(block_n=256, num_stages=4)
     assert "shared memory" in space.check(wide)
     assert "h200 allows" in space.check(wide)
-    tall = space.default.replace(block_n=256, num_warps=1, num_stages=1, num_splits=2)
+    tall = space.default.replace(block_n=256, num_warps=1, num_stages=2, num_splits=2)
     assert "registers a thread" in space.check(tall)
     assert "exceed kv_len=1024" in space.check(space.default.replace(num_splits=64))
 

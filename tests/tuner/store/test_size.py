@@ -31,7 +31,7 @@ NUM_CONFIGS = round(0.89 * NUM_TRIALS)
 NUM_BINARIES = round(0.25 * NUM_TRIALS)
 CHOICES: dict[str, tuple[ParameterValue, ...]] = {
     "split_rule": ("none", "count", "balanced"),
-    "block_h": (1, 2, 4, 8, 16),
+    "block_m": (1, 2, 4, 8, 16),
     "block_n": (16, 32, 64, 128, 256),
     "kv_eviction": ("evict_normal", "evict_first", "evict_last"),
     "num_stages": (1, 2, 3, 4, 5, 6),
