@@ -318,7 +318,7 @@ def _plan(job: _Job, limits: Budget, num_jobs: int) -> TuneRow:
     compile_s = _COMPILE_CORE_S / default_num_workers()
     is_measured = job.target.provenance is Provenance.MEASURED
     trial_s = max(compile_s, _MEASURE_S) if is_measured else compile_s
-    expected_s = trial_s * min(limits.num_trials, size)
+    expected_s = trial_s * expected_trials(space, limits.num_trials)
     if limits.time_budget_s is not None:
         expected_s = min(expected_s, limits.time_budget_s / num_jobs)
     return replace(job.row(), space_size=size, expected_s=expected_s)

@@ -166,6 +166,40 @@ def test_an_older_schema_is_refused_by_reading(database: Path, later_version: in
     assert database.read_bytes() == before
 
 
+@pytest.fixture
+def first_schema(database: Path) -> Path:
+    """The database as schema 1 had it, without parts."""
+    connection = sqlite3.connect(database)
+    connection.execute("ALTER TABLE studies DROP COLUMN part")
+    connection.execute("UPDATE alembic_version SET version_num = '0001'")
+    connection.execute("PRAGMA user_version = 1")
+    connection.commit()
+    connection.close()
+    return database
+
+
+def test_the_first_schema_is_read_as_it_stands(first_schema: Path) -> None:
+    before = first_schema.read_bytes()
+    with Store.open(first_schema, read_only=True) as store:
+        (study,) = store.studies()
+        assert study.key == cases.study_key()
+        assert len(store.trials(study.study_id)) == 3
+        assert len(store.winners()) == 1
+        assert store.part_studies(study) == []
+        assert store.damaged_rows == ()
+    assert first_schema.read_bytes() == before
+
+
+def test_the_first_schema_is_migrated_and_keeps_its_studies(first_schema: Path) -> None:
+    with Store.open(first_schema) as store:
+        (study,) = store.studies()
+        assert store.find_study(cases.study_key()) == study
+        part = store.study(replace(cases.study_key(), part="triton: scan"), seed=0)
+        assert store.part_studies(study) == [part]
+        assert store.studies() == [study]
+    assert query(first_schema, "PRAGMA user_version") == [(SCHEMA_VERSION,)]
+
+
 def test_a_migration_that_fails_leaves_the_old_schema(
     database: Path, later_version: int, tmp_path: Path
 ) -> None:
