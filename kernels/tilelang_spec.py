@@ -35,7 +35,7 @@ _CACHE_VERSION = 1
 _PASS_CONFIGS = {
     # Programs keep to their bounds; checks of every access would stand between load and use.
     "tl.disable_safe_memory_legalize": True,
-    # On sm_100 and later 0.1.15 leaves packed maxima undefined where a reduction is batched.
+    # On sm_100 and later 0.1.15 leaves packed sums undefined where a reduction is batched.
     "tl.enable_fp32x2_reduction": False,
 }
 # Of the ELF format, elf(5); NVIDIA's machine is EM_CUDA.
@@ -54,7 +54,7 @@ class TileLangKernelSpec:
     module: str
     """Module that holds the factory."""
     factory: str
-    """Name of the function that takes ``parameters`` and returns a ``T.prim_func``."""
+    """Name of the function that takes ``arch`` and ``parameters`` and returns a ``T.prim_func``."""
     name: str
     """Name of that program."""
     parameters: Mapping[str, Any] = field(hash=False)
@@ -119,7 +119,7 @@ class TileLangKernelSpec:
         import tilelang
         import tvm
 
-        program = getattr(import_module(self.module), self.factory)(**self.parameters)
+        program = getattr(import_module(self.module), self.factory)(arch=arch, **self.parameters)
         # The suffix allows what only this architecture has: wgmma, TMA with its own instructions.
         target = tvm.target.Target({"kind": "cuda", "arch": f"sm_{arch}a"})
         options = {**_PASS_CONFIGS, **self.pass_configs}

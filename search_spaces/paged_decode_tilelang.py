@@ -61,7 +61,7 @@ def _space(template: str, problem: PagedDecodeProblem, device: DeviceSpec) -> Se
             powers_of_two("threads", _WARP, _WARP_GROUP),
             ordered("num_stages", 2, 3, 4, 5, 6),
             categorical("swap_ab", True, False),
-            categorical("matmul", "mma", "wgmma"),
+            categorical("matmul", *_matmuls(device)),
             *loads,
             categorical("split_rule", "none", "count"),
             ordered("num_splits", *_NUM_SPLITS, active_when=ActiveWhen("split_rule", ("count",))),
@@ -76,6 +76,11 @@ def _space(template: str, problem: PagedDecodeProblem, device: DeviceSpec) -> Se
         default=_default(template, problem),
         seeds=_seeds(template, problem),
     )
+
+
+def _matmuls(device: DeviceSpec) -> tuple[str, ...]:
+    # Only Hopper has wgmma; what later architectures have in its place, the templates do not use.
+    return ("mma", "wgmma") if device.compute_capability == (9, 0) else ("mma",)
 
 
 def _loads(problem: PagedDecodeProblem) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ _IN_FLIGHT = {"parallel_prefer_async": True, "parallel_async_without_async_commi
 
 def attention_program(
     *,
+    arch: int,
     dtype: str,
     head_dim: int,
     group_size: int,
@@ -64,8 +65,10 @@ def attention_program(
     """
     accum = "float32"
     head_tiles = -(-group_size // block_h)
-    # Rows of a thread's registers: reduced together, they share one pair of barriers.
-    maxima_a_thread = rows // 4 if swap_ab else 2 if uses_wgmma else rows // 8
+    # Rows of a thread's registers: reduced together, they share one pair of barriers. After Hopper,
+    # 0.1.15 leaves a variable of such a maximum undefined.
+    sums_a_thread = rows // 4 if swap_ab else 2 if uses_wgmma else rows // 8
+    maxima_a_thread = sums_a_thread if arch < 100 else 1
     num_boxes = max(1, block_n // page_size)
     box_rows = block_n // num_boxes
     num_columns = head_dim // BOX_COLUMNS
@@ -411,7 +414,7 @@ def attention_program(
                         cap_log2, indices, first, kv_head, begin, low, end, count,
                     )  # fmt: skip
 
-            T.reduce_sum(den, total, dim=0 if swap_ab else 1, batch=maxima_a_thread)
+            T.reduce_sum(den, total, dim=0 if swap_ab else 1, batch=sums_a_thread)
             if is_split:
                 if count > 0:
                     for a, c in T.Parallel(*o_shape):
@@ -450,6 +453,7 @@ def attention_program(
 
 def merge_program(
     *,
+    arch: int,
     dtype: str,
     head_dim: int,
     group_size: int,
@@ -466,6 +470,7 @@ def merge_program(
     Grid: pieces of the head dimension of query heads, requests. ``block_s`` runs are read at once,
     in their order whatever the batch is. A request without tokens gives 0.
     """
+    del arch
     accum = "float32"
     unit = ELEMENTS_PER_STRIDE
     # Threads reduce in pairs of pairs: a piece is a power of two.

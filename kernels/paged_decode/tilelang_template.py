@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...errors import UsageError
 from ..base import Config, KernelTemplate, LaunchEstimate
 from ..device import DeviceSpec
 from ..source_hash import source_hash
@@ -26,6 +25,8 @@ _MODULE = f"{__package__}.tilelang_kernel"
 _ELEMENTS_PER_STRIDE = 8  # of the device code, which is not imported where it need not be compiled
 _LOG2_E = math.log2(math.e)
 _MERGE_THREADS = 128
+_MAJOR_CAPABILITIES = (9, 10, 12)
+"""Architectures that the programs compile for."""
 MIN_ROWS = 16
 """Query rows (columns when swapped) of the smallest matrix tile that TileLang makes."""
 WGMMA_ROWS = 64
@@ -102,9 +103,31 @@ class _PagedDecodeTileLang(KernelTemplate):
             )
         if problem.batch > MAX_BATCH:
             return f"batch={problem.batch} is above {MAX_BATCH}, the third axis of a CUDA grid"
-        if device.compute_capability != (9, 0):
-            return f"compute capability {device.compute_capability_text} is not 9.0"
+        if device.compute_capability[0] not in _MAJOR_CAPABILITIES:
+            listing = ", ".join(f"{major}.x" for major in _MAJOR_CAPABILITIES)
+            return f"compute capability {device.compute_capability_text} is not one of {listing}"
         return _unsupported_semantics(problem)
+
+    def supports_tensors(
+        self,
+        problem: PagedDecodeProblem,
+        inputs: PagedDecodeInputs,
+        outputs: PagedDecodeOutputs | None = None,
+    ) -> str | None:
+        """None, or why it cannot serve these tensors."""
+        if inputs.kv_indptr is None:
+            return "the page table is dense (seq_lens), not CSR (kv_indptr, kv_last_page_len)"
+        scales = inputs.k_scale, inputs.v_scale
+        if any(not isinstance(scale, float | int) or scale != 1.0 for scale in scales):
+            return "k_scale and v_scale are not 1.0"
+        if inputs.v_cache.stride() != inputs.k_cache.stride():
+            strides = inputs.k_cache.stride(), inputs.v_cache.stride()
+            return f"k_cache and v_cache have different strides: {strides[0]} and {strides[1]}"
+        tensors = {"q": inputs.q, "k_cache": inputs.k_cache, "v_cache": inputs.v_cache}
+        if outputs is not None:
+            tensors["out"] = outputs.out
+        reasons = (_misalignment(tensor, name) for name, tensor in tensors.items())
+        return next((reason for reason in reasons if reason is not None), None)
 
     def kernel_specs(
         self, problem: PagedDecodeProblem, config: Config
@@ -117,7 +140,8 @@ class _PagedDecodeTileLang(KernelTemplate):
     ) -> PagedDecodeTileLangLauncher:
         """A launcher for inputs of this batch on this device.
 
-        The lengths are read on the device, so a captured launch serves any lengths.
+        The lengths are read on the device, so a captured launch serves any lengths. Tensors that
+        ``supports_tensors`` refuses must not be launched on.
         """
         return PagedDecodeTileLangLauncher(problem, TileLangConfig.of(config), inputs)
 
@@ -263,19 +287,7 @@ class PagedDecodeTileLangLauncher:
     def launch(self, inputs: PagedDecodeInputs, outputs: PagedDecodeOutputs) -> None:
         """Enqueues the attention launch and, where the config splits, the merge launch."""
         q, k, out = inputs.q, inputs.k_cache, outputs.out
-        if inputs.kv_indptr is None:
-            raise UsageError(
-                "a dense page table (seq_lens) is not supported by paged_decode/tilelang; pass "
-                "kv_indptr, kv_indices and kv_last_page_len"
-            )
-        q_strides = _units(q, "q")
-        kv_strides = _units(k, "k_cache")
-        out_strides = _units(out, "out")
-        if inputs.v_cache.stride() != k.stride():
-            raise UsageError(
-                f"v_cache has strides {inputs.v_cache.stride()}, k_cache {k.stride()}; "
-                "paged_decode/tilelang needs equal ones: allocate both in the same way"
-            )
+        q_strides, kv_strides, out_strides = _units(q), _units(k), _units(out)
         is_split = self.config.is_split
         soft_cap = inputs.soft_cap
         scale = inputs.sm_scale / soft_cap if soft_cap > 0.0 else inputs.sm_scale * _LOG2_E
@@ -322,20 +334,21 @@ class PagedDecodeTileLangLauncher:
             )
 
 
-def _units(tensor: torch.Tensor, name: str) -> tuple[int, ...]:
-    """Strides but the last in units of 16 bytes.
+def _units(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Strides but the last in units of 16 bytes; the program refuses what is no whole number."""
+    return tuple(stride // _ELEMENTS_PER_STRIDE for stride in tensor.stride()[:-1])
 
-    Raises:
-        UsageError: the tensor is not made of aligned 16-byte pieces.
-    """
+
+def _misalignment(tensor: torch.Tensor, name: str) -> str | None:
+    """None, or why the rows of the tensor are not contiguous pieces of 16 bytes."""
     *strides, last = tensor.stride()
-    if last != 1 or tensor.data_ptr() % 16 or any(s % _ELEMENTS_PER_STRIDE for s in strides):
-        raise UsageError(
-            f"{name} with strides {tensor.stride()} at an address of remainder "
-            f"{tensor.data_ptr() % 16} to 16 is not supported by paged_decode/tilelang: rows must "
-            "be contiguous and start at multiples of 16 bytes; use template 'triton' or copy it"
-        )
-    return tuple(s // _ELEMENTS_PER_STRIDE for s in strides)
+    if last != 1:
+        return f"{name} has strides {tensor.stride()}; the last must be 1"
+    if any(stride % _ELEMENTS_PER_STRIDE for stride in strides):
+        return f"{name} has strides {tensor.stride()}, no multiples of {_ELEMENTS_PER_STRIDE}"
+    if tensor.data_ptr() % 16:
+        return f"{name} starts {tensor.data_ptr() % 16} bytes after a multiple of 16"
+    return None
 
 
 def _estimates(problem: PagedDecodeProblem, config: TileLangConfig) -> tuple[LaunchEstimate, ...]:

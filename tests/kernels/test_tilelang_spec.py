@@ -1,0 +1,80 @@
+"""A TileLang kernel on disk: compiled once, whole or not at all, and read without TileLang."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tilescout.kernels.tilelang_spec import TileLangKernelSpec
+from tilescout.tuner.prediction.binary import read_facts
+
+SPEC = TileLangKernelSpec(
+    module="tilescout.kernels.paged_decode.tilelang_kernel",
+    factory="merge_program",
+    name="paged_decode_merge",
+    parameters={
+        "dtype": "bfloat16",
+        "head_dim": 128,
+        "group_size": 4,
+        "page_size": 16,
+        "block_n": 64,
+        "block_s": 8,
+        "threads": 128,
+        "has_window": False,
+        "has_sinks": False,
+        "stores_lse": True,
+    },
+)
+READ = """
+import pickle, sys
+spec = pickle.loads(bytes.fromhex(sys.argv[1]))
+binary = spec.compile(90)
+assert not {"tilelang", "torch", "tvm"} & set(sys.modules), "a kernel on disk needs no compiler"
+print(len(binary.cubin), binary.kernel, binary.threads_per_block, binary.smem_bytes)
+"""
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """The folder of this test's kernels, not there yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "tilescout" / "tilelang"
+
+
+def test_a_kernel_is_compiled_once_and_read_without_a_compiler(cache) -> None:
+    binary = SPEC.compile(90)
+    (folder,) = cache.iterdir()
+    assert sorted(f.name for f in folder.iterdir()) == ["facts.json", "kernel.cubin", "launch.so"]
+    facts = read_facts(binary)
+    assert facts.kernel == "paged_decode_merge_kernel"
+    assert facts.threads_per_block == 128
+    assert 16 <= facts.registers <= 255
+    assert facts.spill_bytes == 0
+    assert facts.instruction_mix["load_global"] > 0
+    command = [sys.executable, "-c", READ, pickle.dumps(SPEC).hex()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    expected = (len(binary.cubin), binary.kernel, binary.threads_per_block, binary.smem_bytes)
+    assert done.stdout.split() == list(map(str, expected))
+    assert list(cache.iterdir()) == [folder]
+
+
+def test_what_shapes_a_kernel_is_its_key_and_nothing_else() -> None:
+    shuffled = replace(SPEC, parameters=dict(reversed(SPEC.parameters.items())))
+    assert shuffled._digest(90) == SPEC._digest(90)
+    others = [
+        SPEC._digest(100),
+        replace(SPEC, parameters={**SPEC.parameters, "block_s": 16})._digest(90),
+        replace(SPEC, pass_configs={"tl.enable_fast_math": True})._digest(90),
+    ]
+    assert len({SPEC._digest(90), *others}) == 4
+
+
+def test_a_failure_leaves_nothing_behind(cache) -> None:
+    wrong = replace(SPEC, parameters={**SPEC.parameters, "dtype": "no such type"})
+    with pytest.raises(Exception, match="no such type"):
+        wrong.compile(90)
+    assert list(cache.iterdir()) == []
