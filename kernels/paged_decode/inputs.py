@@ -180,9 +180,11 @@ def _csr_table(indices: torch.Tensor, num_pages: list[int]) -> dict[str, torch.T
 
 
 def _dense_table(indices: torch.Tensor, num_pages: list[int]) -> dict[str, torch.Tensor]:
-    table = torch.full((len(num_pages), max(1, *num_pages)), -(2**30), dtype=torch.int32)
-    for row, ids in zip(table, indices.split(num_pages), strict=True):
-        row[: len(ids)] = ids
+    table = torch.full((len(num_pages), max([1, *num_pages])), -(2**30), dtype=torch.int32)
+    first = 0
+    for row, pages in zip(table, num_pages, strict=True):
+        row[:pages] = indices[first : first + pages]
+        first += pages
     return {"kv_indices": table}
 
 

@@ -68,7 +68,8 @@ def reference(inputs: PagedDecodeInputs, request: int) -> tuple[torch.Tensor, to
     if inputs.rope is not None:
         q = _rotate(q, query_position, inputs.rope)
         k = _rotate(k, key_position, inputs.rope)
-    q = q.unflatten(1, (num_kv_heads, num_qo_heads // num_kv_heads))
+    group = num_qo_heads // num_kv_heads
+    q = q.view(query_len, num_kv_heads, group, q.shape[2])
     logits = torch.einsum("qhgd,nhd->qhgn", q, k).flatten(1, 2) * inputs.sm_scale
     if inputs.soft_cap > 0.0:
         logits = inputs.soft_cap * torch.tanh(logits / inputs.soft_cap)
@@ -88,7 +89,7 @@ def reference(inputs: PagedDecodeInputs, request: int) -> tuple[torch.Tensor, to
         lse = torch.logsumexp(logits, dim=-1)
     # A row that sees nothing has -inf - (-inf) here.
     p = torch.exp(logits - lse[..., None]).nan_to_num(0.0)
-    p = p.unflatten(1, (num_kv_heads, num_qo_heads // num_kv_heads))
+    p = p.view(query_len, num_kv_heads, group, p.shape[2])
     out = torch.einsum("qhgn,nhd->qhgd", p, v).flatten(1, 2)
     return out, lse * math.log2(math.e)
 

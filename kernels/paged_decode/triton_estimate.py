@@ -8,7 +8,7 @@ from ..base import LaunchEstimate
 from ..device import DeviceSpec
 from .lengths import request_lengths
 from .problem import KV_DTYPE_BYTES, PagedDecodeProblem
-from .triton_template import PagedDecodeTritonConfig
+from .triton_specs import PagedDecodeTritonConfig
 
 __all__ = ["estimates"]
 

@@ -10,7 +10,7 @@ import torch
 from ..triton_spec import BoundTritonKernel
 from .inputs import PagedDecodeInputs, PagedDecodeOutputs, Rope
 from .problem import PagedDecodeProblem
-from .triton_template import PagedDecodeTritonConfig, TensorTraits, kernel_specs
+from .triton_specs import PagedDecodeTritonConfig, TensorTraits, kernel_specs
 
 __all__ = ["PagedDecodeTritonLauncher"]
 
@@ -79,7 +79,7 @@ class PagedDecodeTritonLauncher:
         lse_factor = 1.0 if outputs.lse_base == "2" else 1.0 / _LOG2_E
         unused = self.partial_lse
         k_scale, v_scale, logit_scale, out_scale = unused, unused, inputs.sm_scale, 1.0
-        if traits.has_device_scales:
+        if isinstance(inputs.k_scale, torch.Tensor) and isinstance(inputs.v_scale, torch.Tensor):
             k_scale, v_scale = inputs.k_scale, inputs.v_scale
         else:
             logit_scale, out_scale = logit_scale * float(inputs.k_scale), float(inputs.v_scale)

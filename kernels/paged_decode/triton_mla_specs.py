@@ -8,7 +8,7 @@ from typing import Any
 from ..base import Config
 from ..triton_spec import TritonKernelSpec, eviction_policy
 from .problem import PagedDecodeProblem
-from .triton_template import PagedDecodeTritonConfig
+from .triton_specs import PagedDecodeTritonConfig
 
 __all__ = ["KERNEL", "MERGE_KERNEL", "MlaConfig", "MlaTraits", "kernel_specs"]
 
@@ -29,6 +29,10 @@ class MlaConfig(PagedDecodeTritonConfig):
 
     page_tiles: bool = False
     """Whether a tile lies within one page, so that one page id serves it; no window."""
+
+    loop_body: str = "flat"
+    """``flat``: loads follow the tile that is computed; ``branch``: they go ahead of it;
+    ``two_branches``: and warp groups share the scores of a tile instead of computing all twice."""
 
     @classmethod
     def of(cls, config: Config) -> MlaConfig:
@@ -102,6 +106,8 @@ def _attention_spec(
             "PREFETCH_PAGES": config.prefetch_pages,
             "SWAP_AB": config.swap_ab,
             "KV_EVICTION": eviction_policy(config.kv_eviction),
+            "LOOP_BODY": config.loop_body,
+            "NUM_STAGES": config.num_stages,
             "DENSE_TABLE": traits.has_dense_table,
             "SCALES_ON_DEVICE": traits.has_device_scales,
             "IS_CAUSAL": problem.is_causal,

@@ -95,6 +95,7 @@ class PagedDecodeMla(KernelTemplate):
             KERNEL,
             MERGE_KERNEL,
             "triton_kernel_partition",
+            "triton_specs",
             "triton_mla_specs",
             "triton_mla_template",
             "triton_mla_launcher",
