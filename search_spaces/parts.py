@@ -7,6 +7,7 @@ space of its own: its parameters vary, all others are held.
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -16,8 +17,8 @@ from .space import Constraint, SearchSpace
 
 __all__ = ["Algorithm", "PartScope", "algorithms", "has_parts", "part_space"]
 
-_MAX_LOOKED_THROUGH = 10_000
-"""Configs that are looked through for the first valid one of an algorithm without a seed."""
+_NUM_DRAWN = 500
+"""Configs that are drawn to find a valid one of an algorithm that no seed belongs to."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def _agrees(config: Config, chosen: Mapping[str, ParameterValue]) -> bool:
 
 
 def _first_valid(space: SearchSpace, parameters: tuple[Parameter, ...]) -> Config | None:
-    """A valid config: that with the default's values, middle ones elsewhere, or the first found."""
+    """A valid config: that with the default's values, middle ones elsewhere, or one by chance."""
     values: dict[str, ParameterValue] = {}
     for parameter in parameters:
         if _is_active(parameter, values):
@@ -186,5 +187,6 @@ def _first_valid(space: SearchSpace, parameters: tuple[Parameter, ...]) -> Confi
             )
     start = Config.of(space.template, values)
     free = SearchSpace(space.template, parameters, (), start)
-    candidates = itertools.chain([start], itertools.islice(free._product(), _MAX_LOOKED_THROUGH))
+    rng = random.Random(0)
+    candidates = itertools.chain([start], (free._draw(rng) for _ in range(_NUM_DRAWN)))
     return next((c for c in candidates if space.check(c) is None), None)

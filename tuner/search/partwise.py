@@ -8,6 +8,7 @@ docs/search.md says how trials are divided.
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -92,10 +93,16 @@ def expected_trials(space: JointSpace, num_trials: int) -> int:
     if not any(map(has_parts, space.spaces)):
         return min(num_trials, space.count())
     contents = _Contents.of(space)
-    size = sum(whole.count() for whole in contents.whole)
-    size += sum(sum(part_sizes(a).values()) for a in contents.partwise)
-    num_rivals = len(contents.whole) + len(contents.partwise)
-    return min(num_trials, size + _num_kept_back(num_rivals))
+    size = _num_kept_back(len(contents.whole) + len(contents.partwise))
+    sizes = itertools.chain(
+        (whole.count() for whole in contents.whole),
+        (sum(part_sizes(algorithm).values()) for algorithm in contents.partwise),
+    )
+    for more in sizes:
+        size += more
+        if size >= num_trials:
+            return num_trials
+    return size
 
 
 @dataclass(frozen=True)
@@ -123,19 +130,25 @@ class _Contents:
 def _rivals(space: JointSpace, context: SearchContext) -> list[Rival]:
     """What competes: the default's first, then by seeds; of too many a random sample."""
     contents = _Contents.of(space)
-    found: list[Rival] = [WholeRival(context, whole) for whole in contents.whole]
-    found += [PartwiseRival(context, algorithm) for algorithm in contents.partwise]
+    found: list[JointSpace | Algorithm] = [*contents.whole, *contents.partwise]
     seeds = space.valid_seeds()
 
-    def place(rival: Rival) -> int:
-        mine = [i for i, config in enumerate(seeds) if rival.space.check(config) is None]
+    def place(rival: JointSpace | Algorithm) -> int:
+        own = rival.space if isinstance(rival, Algorithm) else rival
+        mine = [i for i, config in enumerate(seeds) if own.check(config) is None]
         return mine[0] if mine else len(seeds)
 
     found.sort(key=place)
     seeded = [rival for rival in found if place(rival) < len(seeds)]
     others = found[len(seeded) :]
     random.Random(context.seed).shuffle(others)
-    return (seeded + others)[: max(1, context.num_trials // _TRIALS_PER_RIVAL)]
+    taken = (seeded + others)[: max(1, context.num_trials // _TRIALS_PER_RIVAL)]
+    return [
+        PartwiseRival(context, rival)
+        if isinstance(rival, Algorithm)
+        else WholeRival(context, rival)
+        for rival in taken
+    ]
 
 
 def _compete(rivals: Sequence[Rival], context: SearchContext, deadline: float | None) -> None:
