@@ -65,10 +65,11 @@ def _mla_space(problem: PagedDecodeProblem, device: DeviceSpec) -> SearchSpace:
             powers_of_two("block_n", 16, MAX_BLOCK_N),
             powers_of_two("block_m", _min_block_m(problem), max_rows),
             ordered("num_warps", 2, 4, 8),
-            ordered("num_stages", 1, 2, 3, 4, 5),
+            ordered("num_stages", 2, 3, 4, 5),
             categorical("page_tiles", True, False),
             categorical("prefetch_pages", True, False),
             categorical("swap_ab", True, False),
+            categorical("loop_body", "flat", "branch", "two_branches"),
             categorical("kv_eviction", "evict_normal", "evict_first"),
             categorical("launch_pdl", True, False),
             categorical("split_rule", "none", "count", "size", "stream"),
@@ -81,6 +82,7 @@ def _mla_space(problem: PagedDecodeProblem, device: DeviceSpec) -> SearchSpace:
         ),
         constraints=(
             Constraint("rows of a matrix tile", _rows_fill_a_tile),
+            Constraint("loop body", lambda c: _loop_body_has_a_use(device, c)),
             Constraint("tile within a page", lambda c: _tile_lies_within_a_page(problem, c)),
             Constraint("shared memory", lambda c: _tiles_fit(problem, device, c)),
             Constraint("tile within registers", lambda c: _accumulators_fit(problem, c)),
@@ -98,6 +100,24 @@ def _rows_fill_a_tile(config: Config) -> str | None:
     return None
 
 
+def _uses_warp_groups(device: DeviceSpec, config: Config) -> bool:
+    """Whether the matrix tiles have the rows that read both operands from shared memory."""
+    rows = int(config["block_n"] if config["swap_ab"] else config["block_m"])
+    is_able = device.arch < 120 and int(config["num_warps"]) >= 4
+    return is_able and rows >= _WARP_GROUP_ROWS
+
+
+def _loop_body_has_a_use(device: DeviceSpec, config: Config) -> str | None:
+    """Branches are written for what Triton makes of Hopper's warp-group products."""
+    if config["loop_body"] == "flat":
+        return None
+    if device.arch // 10 != 9 or not _uses_warp_groups(device, config):
+        return f"loop_body={config['loop_body']} is for products of warp groups on sm_90"
+    if config["loop_body"] == "two_branches" and config["num_warps"] != 8:
+        return "loop_body=two_branches is for two warp groups: num_warps=8"
+    return None
+
+
 def _tile_lies_within_a_page(problem: PagedDecodeProblem, config: Config) -> str | None:
     """``problem.page_size`` is what tiles may divide; 1 where a window shifts them."""
     block_n = int(config["block_n"])
@@ -110,14 +130,16 @@ def _tiles_fit(problem: PagedDecodeProblem, device: DeviceSpec, config: Config) 
     """Rows of q and the tiles of every stage in flight, as Triton 3.9 was seen to allocate them."""
     block_n, block_m = int(config["block_n"]), int(config["block_m"])
     stages = int(config["num_stages"])
-    if not config["prefetch_pages"] and stages > 2:
+    if config["loop_body"] == "flat" and not config["prefetch_pages"] and stages > 2:
         stages -= 1  # one stage is on the way to page ids
-    rows = block_n if config["swap_ab"] else block_m
-    if rows < _WARP_GROUP_ROWS or device.arch >= 120:
+    if not _uses_warp_groups(device, config):
         stages -= 1  # the tile that is computed is in registers
-    tile_bytes = block_n * problem.head_dim * KV_DTYPE_BYTES[problem.kv_dtype]
-    q_bytes = block_m * problem.head_dim * DTYPE_BYTES[problem.dtype]
-    return fits_shared_memory(tile_bytes * max(1, stages) + q_bytes, device)
+    element, kv_element = DTYPE_BYTES[problem.dtype], KV_DTYPE_BYTES[problem.kv_dtype]
+    needed = block_n * problem.head_dim * kv_element * max(1, stages)
+    needed += block_m * problem.head_dim * element
+    if config["loop_body"] == "two_branches":
+        needed += block_m * block_n * element  # each warp group has half of the scores
+    return fits_shared_memory(needed, device)
 
 
 def _accumulators_fit(problem: PagedDecodeProblem, config: Config) -> str | None:
@@ -128,8 +150,9 @@ def _accumulators_fit(problem: PagedDecodeProblem, config: Config) -> str | None
     # A warp loads a row at once; its pointer takes two registers.
     pointers = 2 * block_n // num_warps
     accumulator = block_m * problem.head_dim_v // threads
-    # Two warp groups compute the scores of 64 rows twice, each for its own half of V.
-    scores = block_m * block_n // min(threads, 128)
+    # Two warp groups share the scores of 64 rows, or compute all twice, each for its half of V.
+    sharing = threads if config["loop_body"] == "two_branches" else min(threads, 128)
+    scores = block_m * block_n // sharing
     needed = pointers + accumulator + 2 * scores
     if needed > TILE_REGISTERS:
         what = "pointers, scores and accumulators"
@@ -171,6 +194,7 @@ def _config(problem: PagedDecodeProblem, **values: ParameterValue) -> Config:
         "page_tiles": problem.page_size % int(values["block_n"]) == 0,
         "prefetch_pages": False,
         "swap_ab": False,
+        "loop_body": "flat",
         "kv_eviction": "evict_normal",
         "launch_pdl": False,
         "split_rule": "none",
@@ -220,6 +244,28 @@ def _seeds(problem: PagedDecodeProblem) -> tuple[Config, ...]:
         _config(problem, block_n=64, num_warps=8),
         _config(problem, block_n=64, num_warps=8, prefetch_pages=True),
         _counted(problem, 2, block_n=64, num_warps=8, merge="kernel", launch_pdl=True),
+        # The same with loads ahead of the products and no product computed twice (sm_90).
+        _config(problem, block_n=64, num_warps=8, loop_body="two_branches", page_tiles=False),
+        _config(
+            problem,
+            block_n=64,
+            num_warps=8,
+            loop_body="two_branches",
+            prefetch_pages=True,
+            split_rule="stream",
+            ctas_per_sm=1,
+            merge="kernel",
+            launch_pdl=True,
+        ),
+        _config(
+            problem,
+            block_n=32,
+            num_warps=8,
+            num_stages=4,
+            loop_body="two_branches",
+            prefetch_pages=True,
+        ),
+        _counted(problem, 2, block_n=64, num_warps=8, loop_body="two_branches", swap_ab=True),
         # Narrow tiles, many in flight.
         _config(problem, block_n=32, num_warps=8, num_stages=4, prefetch_pages=True),
         _counted(

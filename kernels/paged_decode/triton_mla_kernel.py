@@ -53,6 +53,75 @@ def _tile_rows(kv, stride_page, page, token, PAGE_SIZE: tl.constexpr, TILE: tl.c
 
 
 @triton.jit
+def _tile_scores(
+    q_latent,
+    q_rope,
+    latent_t,
+    rope_t,
+    token,
+    is_token,
+    query,
+    scale,
+    cap_log2,
+    window_left,
+    m,
+    den,
+    FORM: tl.constexpr,
+    IS_APART: tl.constexpr,
+):
+    """(weights of a tile, factor of what was summed before, largest logit, denominator).
+
+    Weights are 2^(logit - largest), rounded to q's dtype, 0 where a row does not see a token; the
+    denominator sums them before they are rounded. ``query`` and ``scale`` broadcast over the rows.
+    IS_APART: neither product adds to the other, which would make them a chain; see LOOP_BODY.
+    """
+    SWAP_AB: tl.constexpr = FORM[0]
+    HAS_SOFT_CAP: tl.constexpr = FORM[1]
+    IS_CAUSAL: tl.constexpr = FORM[2]
+    HAS_WINDOW: tl.constexpr = FORM[3]
+    AXIS: tl.constexpr = 0 if SWAP_AB else 1
+    if SWAP_AB:
+        x = tl.dot(tl.trans(rope_t), tl.trans(q_rope))
+        if IS_APART:
+            x = tl.dot(tl.trans(latent_t), tl.trans(q_latent)) * scale + x * scale
+        else:
+            x = tl.dot(tl.trans(latent_t), tl.trans(q_latent), x) * scale
+        token, is_seen = token[:, None], is_token[:, None]
+    else:
+        x = tl.dot(q_rope, rope_t)
+        if IS_APART:
+            x = tl.dot(q_latent, latent_t) * scale + x * scale
+        else:
+            x = tl.dot(q_latent, latent_t, x) * scale
+        token, is_seen = token[None, :], is_token[None, :]
+    if HAS_SOFT_CAP:
+        # tanh(y) = 1 - 2 / (e^2y + 1) is right at both ends.
+        x = cap_log2 * (1.0 - 2.0 / (tl.exp2(x * (2.0 * LOG2_E)) + 1.0))
+    if IS_CAUSAL:
+        is_seen = is_seen & (token <= query)
+    if HAS_WINDOW:
+        is_seen = is_seen & (token >= query - window_left)
+    x = tl.where(is_seen, x, -float("inf"))
+    m_new = tl.maximum(m, tl.max(x, AXIS))
+    m_safe = m_new
+    if IS_CAUSAL or HAS_WINDOW:
+        m_safe = tl.where(m_new == -float("inf"), 0.0, m_new)  # a row may see nothing yet
+    rescale = tl.exp2(m - m_safe)
+    p = tl.exp2(x - (m_safe[None, :] if SWAP_AB else m_safe[:, None]))
+    return p.to(q_latent.dtype), rescale, m_new, den * rescale + tl.sum(p, AXIS)
+
+
+@triton.jit
+def _add_tile(acc, p, rescale, latent, SWAP_AB: tl.constexpr):
+    """The accumulator with a tile's values added."""
+    if SWAP_AB:
+        acc = tl.dot(tl.trans(latent), p, acc * rescale[None, :])
+    else:
+        acc = tl.dot(p, latent, acc * rescale[:, None])
+    return acc
+
+
+@triton.jit
 def _merge_tile(
     result, slot, distance, count, request, row_tile, MERGE_ROWS: tl.constexpr, RESULT: tl.constexpr
 ):
@@ -124,6 +193,13 @@ def _attend_piece(
 
     ``piece`` is (request, pair, first token of the pair's span, begin, end, tokens of the request,
     slot, is alone). The sinks count in the piece that begins the span.
+
+    LOOP_BODY says how the loop is written, not what it computes. Triton's pipeliner puts a branch
+    that nothing else waits for after the loads of later tiles: with "branch" these are under way
+    while a tile is computed, with "flat" they follow it. With "two_branches" the product with K is
+    in one of its own, and Triton does not see that its result feeds another product: else it gives
+    every warp group of 64 rows all scores, computed twice (Triton 3.9, sm_90). Both conditions are
+    true always, and written in two ways so that they are not taken for one.
     """
     q, kv, arrivals, q_stride_t, q_stride_h, kv_stride_page = pools
     indptr, indices, _, table_stride, window_left = table
@@ -145,7 +221,8 @@ def _attend_piece(
     BLOCK_N: tl.constexpr = TILE[0]
     PREFETCH_PAGES: tl.constexpr = TILE[5]
     IS_8_BIT: tl.constexpr = kv.dtype.element_ty.primitive_bitwidth == 8
-    AXIS: tl.constexpr = 0 if SWAP_AB else 1
+    LOOP_BODY: tl.constexpr = OPTIONS[7]
+    FORM: tl.constexpr = (SWAP_AB, HAS_SOFT_CAP, IS_CAUSAL, HAS_WINDOW)
 
     row = pair * BLOCK_M + tl.arange(0, BLOCK_M)
     is_row = row < NUM_QO_HEADS * QUERY_LEN
@@ -179,8 +256,10 @@ def _attend_piece(
         den = tl.where(has_sink, 1.0, den)
     if SWAP_AB:
         acc = tl.zeros([HEAD_DIM_V, BLOCK_M], tl.float32)
+        p = tl.zeros([BLOCK_N, BLOCK_M], q_latent.dtype)
     else:
         acc = tl.zeros([BLOCK_M, HEAD_DIM_V], tl.float32)
+        p = tl.zeros([BLOCK_M, BLOCK_N], q_latent.dtype)
 
     if TABLE[1]:
         pages = indices + request.to(tl.int64) * table_stride
@@ -190,7 +269,7 @@ def _attend_piece(
     if PREFETCH_PAGES:
         ahead = begin if TILE[4] else begin + offs_n
         next_page = tl.load(pages + ahead // PAGE_SIZE, ahead < end, other=0)
-    for start in range(begin, end, BLOCK_N):
+    for start in tl.range(begin, end, BLOCK_N, num_stages=OPTIONS[8]):
         token = start + offs_n
         is_token = token < end
         looked_up = start if TILE[4] else token
@@ -205,36 +284,20 @@ def _attend_piece(
         latent = tl.load(rows + offs_v, is_token[:, None], other=0.0, eviction_policy=TILE[6])
         rope = tl.load(rows + offs_r, is_token[:, None], other=0.0, eviction_policy=TILE[6])
         latent, rope = latent.to(q_latent.dtype), rope.to(q_latent.dtype)
-        # The short product first: the long one adds to it.
-        if SWAP_AB:
-            x = tl.dot(rope, tl.trans(q_rope))
-            x = tl.dot(latent, tl.trans(q_latent), x) * scale
-            token, is_seen = token[:, None], is_token[:, None]
-        else:
-            x = tl.dot(q_rope, tl.trans(rope))
-            x = tl.dot(q_latent, tl.trans(latent), x) * scale
-            token, is_seen = token[None, :], is_token[None, :]
-        if HAS_SOFT_CAP:
-            # tanh(y) = 1 - 2 / (e^2y + 1) is right at both ends.
-            x = cap_log2 * (1.0 - 2.0 / (tl.exp2(x * (2.0 * LOG2_E)) + 1.0))
-        if IS_CAUSAL:
-            is_seen = is_seen & (token <= query)
-        if HAS_WINDOW:
-            is_seen = is_seen & (token >= query - window_left)
-        x = tl.where(is_seen, x, -float("inf"))
-        m_new = tl.maximum(m, tl.max(x, AXIS))
-        m_safe = m_new
-        if IS_CAUSAL or HAS_WINDOW:
-            m_safe = tl.where(m_new == -float("inf"), 0.0, m_new)  # a row may see nothing yet
-        rescale = tl.exp2(m - m_safe)
-        if SWAP_AB:
-            p = tl.exp2(x - m_safe[None, :])
-            acc = tl.dot(tl.trans(latent), p.to(latent.dtype), acc * rescale[None, :])
-        else:
-            p = tl.exp2(x - m_safe[:, None])
-            acc = tl.dot(p.to(latent.dtype), latent, acc * rescale[:, None])
-        den = den * rescale + tl.sum(p, AXIS)
-        m = m_new
+        # Outside the branches, or the tile would be held once more for them.
+        latent_t, rope_t = tl.trans(latent), tl.trans(rope)
+        tile = (latent_t, rope_t, token, is_token, query, scale, cap_log2, window_left)
+        if LOOP_BODY == "flat":
+            p, rescale, m, den = _tile_scores(q_latent, q_rope, *tile, m, den, FORM, False)
+            acc = _add_tile(acc, p, rescale, latent, SWAP_AB)
+        elif start < end:
+            if LOOP_BODY == "branch":
+                p, rescale, m, den = _tile_scores(q_latent, q_rope, *tile, m, den, FORM, False)
+            else:
+                rescale = tl.full([BLOCK_M], 1.0, tl.float32)
+                if end > start:
+                    p, rescale, m, den = _tile_scores(q_latent, q_rope, *tile, m, den, FORM, True)
+            acc = _add_tile(acc, p, rescale, latent, SWAP_AB)
 
     if SWAP_AB:
         acc = tl.trans(acc)
@@ -306,6 +369,8 @@ def paged_decode_mla_kernel(
     PREFETCH_PAGES: tl.constexpr,
     SWAP_AB: tl.constexpr,
     KV_EVICTION: tl.constexpr,
+    LOOP_BODY: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
     DENSE_TABLE: tl.constexpr,
     SCALES_ON_DEVICE: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
@@ -355,6 +420,8 @@ def paged_decode_mla_kernel(
         HAS_SOFT_CAP,
         IS_CAUSAL,
         MERGE_ROWS,
+        LOOP_BODY,
+        NUM_STAGES,
     )
     pools = (q, kv, arrivals, q_stride_t, q_stride_h, kv_stride_page)
     table = (indptr, indices, lengths, table_stride, window_left)

@@ -42,9 +42,17 @@ def test_latent_problems_are_served_by_this_template_alone(h200) -> None:
 
 def test_refusals_name_the_reason(h200) -> None:
     space = mla_space(problem_of(), h200)
+    assert space.is_enumerated
     wide = space.default.replace(prefetch_pages=True, num_stages=3)
     assert "h200 allows 232448" in space.check(wide)
-    assert "registers a thread" in space.check(space.default.replace(num_warps=4, num_stages=1))
+    assert "registers a thread" in space.check(space.default.replace(num_warps=4))
+    branch = space.default.replace(loop_body="branch")
+    assert space.check(branch) is None
+    assert "for products of warp groups on sm_90" in space.check(branch.replace(block_m=32))
+    on_b200 = mla_space(problem_of(), gpu("b200"))
+    assert "for products of warp groups on sm_90" in on_b200.check(branch)
+    swapped = branch.replace(loop_body="two_branches", swap_ab=True, block_m=16, num_warps=4)
+    assert "for two warp groups: num_warps=8" in space.check(swapped)
     crossing = mla_space(problem_of(page_size=48), h200)
     assert crossing.default["page_tiles"] is False
     tile = "tiles of block_n=64 tokens cross the borders of pages"

@@ -21,6 +21,7 @@ DIMS = {"576 of 512": (576, 512), "160 of 128": (160, 128), "80 of 64": (80, 64)
 STRIDES = ("dense", "pitched", "odd")
 SHARED = (
     *("block_n", "block_m", "swap_ab", "page_tiles", "prefetch_pages", "launch_pdl"),
+    "loop_body",
     "split_rule",
 )
 """Parameters of the template that are axes of the grid."""
@@ -64,6 +65,7 @@ def case_space(
         categorical("page_tiles", False, True),
         categorical("prefetch_pages", False, True),
         categorical("split_rule", *SPLITS),
+        categorical("loop_body", "flat", "branch", "two_branches"),
         categorical("launch_pdl", False, True),
         categorical("merge", "kernel", "last_block", active_when=is_split),
     )

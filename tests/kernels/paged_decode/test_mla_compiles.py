@@ -55,6 +55,18 @@ def test_hopper_reads_the_tile_once_into_warp_group_products(swap_ab: bool) -> N
     assert facts.loop_load_bytes * 256 in range(tile_bytes, tile_bytes + 4096)
 
 
+def test_two_branches_compute_no_product_twice() -> None:
+    device, problem = gpu("h200"), problem_of(128)
+    space = mla_space(problem, device)
+    flat = space.default.replace(page_tiles=False, prefetch_pages=True)
+    branches = flat.replace(loop_body="two_branches")
+    assert space.check(branches) is None
+    products = {c: compiled(problem, c, device)[0].instruction_mix["mma"] for c in (flat, branches)}
+    # A warp group's 64 x 32 x 16 steps of q k^T, in halves of 64 tokens: both, or its own.
+    steps = 576 // 16
+    assert products[flat] - products[branches] == steps
+
+
 @pytest.mark.parametrize(
     "changes",
     [
