@@ -6,6 +6,7 @@ Sources of the seeds: what TileLang's own examples, TileOPs and FlashMLA hard-co
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from functools import lru_cache
 
@@ -73,7 +74,7 @@ def _space(template: str, problem: PagedDecodeProblem, device: DeviceSpec) -> Se
             Constraint("tile within registers", lambda c: _accumulators_fit(problem, c)),
             Constraint("splits worth a tile", lambda c: _splits_have_work(problem, c)),
         ),
-        default=_default(template, problem),
+        default=_default(template, problem, device),
         seeds=_seeds(template, problem),
     )
 
@@ -170,13 +171,20 @@ def _max_block_h(problem: PagedDecodeProblem) -> int:
     return 1 << (problem.group_size - 1).bit_length()
 
 
-def _default(template: str, problem: PagedDecodeProblem) -> Config:
+def _default(template: str, problem: PagedDecodeProblem, device: DeviceSpec) -> Config:
     """What a hand-written kernel would ship.
 
-    TileLang's flash decoding has tiles of 64, 128 threads, 2 stages and 8 splits, of which as many
-    are kept as a request has tiles for.
+    TileLang's flash decoding has tiles of 64, 128 threads, 2 stages and 8 splits. Of these as many
+    splits are kept as a request has tiles for, and of the tile what registers and shared memory
+    hold.
     """
-    return _config(template, problem, block_n=64, num_stages=2, splits=8)
+    heads = _max_block_h(problem)
+    for block_h, block_n in itertools.product((heads, heads // 2, heads // 4), (64, 32, 16)):
+        config = _config(template, problem, block_n=block_n, num_stages=2, splits=8)
+        config = config.replace(block_h=max(1, block_h))
+        if not (_ring_fits(problem, device, config) or _accumulators_fit(problem, config)):
+            return config
+    raise AssertionError(f"no tile of {template} fits {problem} on {device.sku}")
 
 
 def _config(
