@@ -136,11 +136,12 @@ def _rows(config: Config) -> int:
 def _ring_fits(problem: PagedDecodeProblem, device: DeviceSpec, config: Config) -> str | None:
     """K and V tiles of every stage, q, the probabilities, and the tile at the end of a run."""
     block_n, element = int(config["block_n"]), DTYPE_BYTES[problem.dtype]
-    tiles = 2 * int(config["num_stages"]) + (1 if config.get("load") == "tma_ws" else 0)
-    rows = _rows(config)
+    edges = 1 if config.get("load") == "tma_ws" else 0
+    tiles, rows = 2 * int(config["num_stages"]) + edges, _rows(config)
     values = tiles * block_n * problem.head_dim + rows * (problem.head_dim + block_n)
-    # Every thread leaves a float for each of its rows when warps reduce together.
-    scratch = 4 * int(config["threads"]) * (rows // 4)
+    # Maxima and sums go from warp to warp: a float for each row that a thread has a part of.
+    rows_a_thread = rows // 4 if config["swap_ab"] else rows // 8
+    scratch = 4 * int(config["threads"]) * rows_a_thread * (2 + edges)
     return fits_shared_memory(values * element + scratch, device)
 
 
