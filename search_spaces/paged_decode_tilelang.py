@@ -21,6 +21,7 @@ from .space import Constraint, SearchSpace
 __all__ = ["tilelang_gather_space", "tilelang_page_space"]
 
 _NUM_SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_IS_SPLIT = ActiveWhen("split_rule", ("count",))
 _WARP = 32
 _WARP_GROUP = 128
 MIN_ROWS = 16
@@ -53,7 +54,15 @@ def _space(template: str, problem: PagedDecodeProblem, device: DeviceSpec) -> Se
     max_heads = _max_block_h(problem)
     loads: tuple[Parameter, ...] = ()
     if template == "tilelang_page":
-        loads = (categorical("load", *_loads(problem)),)
+        loads = (
+            categorical("load", *_loads(problem)),
+            categorical(
+                "kv_eviction",
+                "evict_normal",
+                "evict_first",
+                active_when=ActiveWhen("load", ("tma", "tma_ws")),
+            ),
+        )
     return SearchSpace(
         template=template,
         parameters=(
@@ -65,7 +74,8 @@ def _space(template: str, problem: PagedDecodeProblem, device: DeviceSpec) -> Se
             categorical("matmul", *_matmuls(device)),
             *loads,
             categorical("split_rule", "none", "count"),
-            ordered("num_splits", *_NUM_SPLITS, active_when=ActiveWhen("split_rule", ("count",))),
+            ordered("num_splits", *_NUM_SPLITS, active_when=_IS_SPLIT),
+            categorical("launch_pdl", False, True, active_when=_IS_SPLIT),
         ),
         constraints=(
             Constraint("tile and page", lambda c: _tiles_meet_pages(problem, c)),
@@ -219,10 +229,13 @@ def _config(
     }
     if template == "tilelang_page":
         values["load"] = load
+        if load != "page":
+            values["kv_eviction"] = "evict_normal"
     fitting = [n for n in _NUM_SPLITS if n <= splits and n * block_n <= tokens]
-    values |= (
-        {"split_rule": "count", "num_splits": fitting[-1]} if fitting else {"split_rule": "none"}
-    )
+    if fitting:
+        values |= {"split_rule": "count", "num_splits": fitting[-1], "launch_pdl": False}
+    else:
+        values |= {"split_rule": "none"}
     return Config.of(template, values)
 
 

@@ -47,6 +47,8 @@ def attention_program(
     threads: int,
     num_stages: int,
     load: str,
+    kv_eviction: str,
+    launch_pdl: bool,
     swap_ab: bool,
     uses_wgmma: bool,
     is_split: bool,
@@ -117,6 +119,7 @@ def attention_program(
                     c * BOX_COLUMNS : (c + 1) * BOX_COLUMNS,
                 ],
                 barrier=barrier[slot],
+                eviction_policy=kv_eviction,
             )
         # The boxes count as bytes, not as an arrival; every thread's own arrival comes after them.
         T.barrier_arrive(barrier[slot])
@@ -250,10 +253,18 @@ def attention_program(
         for t in T.Pipelined(whole, num_stages=num_stages):
             page = T.truncdiv(begin + t * block_n, page_size)
             row = T.truncmod(begin + t * block_n, page_size)
-            T.copy(K[indices[first + page], row : row + block_n, kv_head, 0:head_dim], k_ring)
+            T.copy(
+                K[indices[first + page], row : row + block_n, kv_head, 0:head_dim],
+                k_ring,
+                eviction_policy=kv_eviction,
+            )
             scores(q_tile, k_ring, x)
             softmax(x, m, m_old, rescale, den, o, p, scale, cap_log2, 0, low, end, False)
-            T.copy(V[indices[first + page], row : row + block_n, kv_head, 0:head_dim], v_ring)
+            T.copy(
+                V[indices[first + page], row : row + block_n, kv_head, 0:head_dim],
+                v_ring,
+                eviction_policy=kv_eviction,
+            )
             values(p, v_ring, o)
         if whole < count:
             start = begin + whole * block_n
@@ -330,6 +341,9 @@ def attention_program(
             split,
             request,
         ):
+            if launch_pdl:
+                # The merge may be launched from here on; it waits for the end of this grid.
+                T.pdl_trigger()
             kv_head = T.truncdiv(head_tile, head_tiles)
             head_in_group = T.truncmod(head_tile, head_tiles) * block_h
             head = kv_head * group_size + head_in_group
@@ -461,6 +475,7 @@ def merge_program(
     block_n: int,
     block_s: int,
     threads: int,
+    launch_pdl: bool,
     has_window: bool,
     has_sinks: bool,
     stores_lse: bool,
@@ -537,6 +552,8 @@ def merge_program(
             m_old = T.alloc_var(accum, init=-T.infinity(accum))
             total = T.alloc_var(accum, init=0.0)
             T.fill(acc, 0)
+            if launch_pdl:
+                T.pdl_sync()
             for chunk in T.serial(T.truncdiv(runs + block_s - 1, block_s)):
                 for s, d in T.Parallel(block_s, block_d):
                     part[s, d] = T.if_then_else(

@@ -61,7 +61,11 @@ def test_no_run_is_shorter_than_a_tile(name, window_left, kv_len, h200) -> None:
         ("tilelang_gather", {"matmul": "wgmma", "threads": 64}, "of a warp group"),
         ("tilelang_gather", {"matmul": "wgmma", "swap_ab": True, "block_n": 128}, "is not 64"),
         ("tilelang_page", {"block_n": 64, "threads": 128}, "to be a multiple of block_n=64"),
-        ("tilelang_page", {"load": "tma_ws", "block_n": 32}, "to be a multiple of block_n=32"),
+        (
+            "tilelang_page",
+            {"load": "tma_ws", "block_n": 32, "kv_eviction": "evict_first"},
+            "to be a multiple of block_n=32",
+        ),
     ],
 )
 def test_refusals_name_the_reason(name, changes, reason, h200) -> None:
@@ -71,7 +75,7 @@ def test_refusals_name_the_reason(name, changes, reason, h200) -> None:
 
 def test_whole_pages_make_a_tile_by_tma(h200) -> None:
     space = SPACES["tilelang_page"](PROBLEM, h200)
-    wide = space.default.replace(load="tma", block_n=64, threads=128)
+    wide = space.default.replace(load="tma", block_n=64, threads=128, kv_eviction="evict_first")
     assert space.check(wide) is None
     thin = SPACES["tilelang_page"](replace(PROBLEM, page_size=48), h200)
     assert "neither a part nor a multiple" in thin.check(wide)

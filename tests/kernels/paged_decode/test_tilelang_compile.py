@@ -27,8 +27,11 @@ CASES = {
 
 
 def config_of(name: str, values: dict[str, object]) -> Config:
-    rule = "count" if "num_splits" in values else "none"
-    return Config.of(name, {**SHAPE, "split_rule": rule, **values})
+    rule = {"split_rule": "none"}
+    if "num_splits" in values:
+        rule = {"split_rule": "count", "launch_pdl": True}
+    eviction = {"kv_eviction": "evict_first"} if values.get("load", "page") != "page" else {}
+    return Config.of(name, {**SHAPE, **rule, **eviction, **values})
 
 
 @pytest.fixture(scope="module")

@@ -96,8 +96,8 @@ def test_sampled_configs_match_reference_and_repeat(name, problem) -> None:
 LOADS = {
     "rows": ("tilelang_gather", {}),
     "page": ("tilelang_page", {"load": "page"}),
-    "tma": ("tilelang_page", {"load": "tma"}),
-    "tma_ws": ("tilelang_page", {"load": "tma_ws"}),
+    "tma": ("tilelang_page", {"load": "tma", "kv_eviction": "evict_first"}),
+    "tma_ws": ("tilelang_page", {"load": "tma_ws", "kv_eviction": "evict_first"}),
 }
 TILES = {
     "mma": {"matmul": "mma", "swap_ab": False},
@@ -113,7 +113,9 @@ SPLITS = [1, 3]
 def matrix_config(load, tile, splits):
     name, values = LOADS[load]
     values = {**values, **TILES[tile], "block_n": 64, "block_h": 4, "threads": 128}
-    split = {"split_rule": "count", "num_splits": splits} if splits > 1 else {"split_rule": "none"}
+    split = {"split_rule": "none"}
+    if splits > 1:
+        split = {"split_rule": "count", "num_splits": splits, "launch_pdl": True}
     return Config.of(name, {**values, **split, "num_stages": 3})
 
 
@@ -131,16 +133,13 @@ def test_every_way_to_load_meets_every_tile(load, tile, splits, h200) -> None:
     assert ref.compare(MATRIX, inputs, outputs).reason is None
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("load", ["rows", "tma", "tma_ws"])
-def test_a_captured_graph_serves_other_lengths(load, name, h200) -> None:
-    if (load == "rows") != (name == "tilelang_gather"):
-        pytest.skip("no such way to load in this template")
+@pytest.mark.parametrize("launch_pdl", [False, True])
+@pytest.mark.parametrize("load", LOADS)
+def test_a_captured_graph_serves_other_lengths(load, launch_pdl, h200) -> None:
     problem = PagedDecodeProblem(4, 1024, 32, 8, 128, 64, "bfloat16")
-    space = SPACES[name](problem, h200)
-    chosen = space.default.replace(num_splits=4)
-    if name == "tilelang_page":
-        chosen = chosen.replace(load=load)
+    name, values = LOADS[load]
+    default = SPACES[name](problem, h200).default
+    chosen = default.replace(num_splits=4, launch_pdl=launch_pdl, **values)
     full = ref.paged_inputs(problem, [1024] * 4, device="cuda", seed=3)
     launcher = template("paged_decode", name).build(problem, chosen, full)
     launcher.partial_out.fill_(math.nan)
@@ -209,7 +208,7 @@ def test_a_pool_past_two_to_the_31_elements(name, h200) -> None:
     )
     chosen = SPACES[name](problem, h200).default
     if name == "tilelang_page":
-        chosen = chosen.replace(load="tma")
+        chosen = chosen.replace(load="tma", kv_eviction="evict_normal")
     plain = run(name, problem, chosen, inputs)
     assert ref.outputs_equal(run(name, problem, chosen, moved), plain)
 
