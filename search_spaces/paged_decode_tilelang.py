@@ -75,7 +75,6 @@ def _space(template: str, problem: PagedDecodeProblem, device: DeviceSpec) -> Se
             *loads,
             categorical("split_rule", "none", "count"),
             ordered("num_splits", *_NUM_SPLITS, active_when=_IS_SPLIT),
-            categorical("launch_pdl", False, True, active_when=_IS_SPLIT),
         ),
         constraints=(
             Constraint("tile and page", lambda c: _tiles_meet_pages(problem, c)),
@@ -233,7 +232,7 @@ def _config(
             values["kv_eviction"] = "evict_normal"
     fitting = [n for n in _NUM_SPLITS if n <= splits and n * block_n <= tokens]
     if fitting:
-        values |= {"split_rule": "count", "num_splits": fitting[-1], "launch_pdl": False}
+        values |= {"split_rule": "count", "num_splits": fitting[-1]}
     else:
         values |= {"split_rule": "none"}
     return Config.of(template, values)

@@ -48,7 +48,6 @@ def attention_program(
     num_stages: int,
     load: str,
     kv_eviction: str,
-    launch_pdl: bool,
     swap_ab: bool,
     uses_wgmma: bool,
     is_split: bool,
@@ -341,9 +340,6 @@ def attention_program(
             split,
             request,
         ):
-            if launch_pdl:
-                # The merge may be launched from here on; it waits for the end of this grid.
-                T.pdl_trigger()
             kv_head = T.truncdiv(head_tile, head_tiles)
             head_in_group = T.truncmod(head_tile, head_tiles) * block_h
             head = kv_head * group_size + head_in_group
@@ -475,7 +471,6 @@ def merge_program(
     block_n: int,
     block_s: int,
     threads: int,
-    launch_pdl: bool,
     has_window: bool,
     has_sinks: bool,
     stores_lse: bool,
@@ -552,8 +547,6 @@ def merge_program(
             m_old = T.alloc_var(accum, init=-T.infinity(accum))
             total = T.alloc_var(accum, init=0.0)
             T.fill(acc, 0)
-            if launch_pdl:
-                T.pdl_sync()
             for chunk in T.serial(T.truncdiv(runs + block_s - 1, block_s)):
                 for s, d in T.Parallel(block_s, block_d):
                     part[s, d] = T.if_then_else(

@@ -58,8 +58,6 @@ class TileLangConfig:
     """How tiles reach shared memory: one of ``LOADS`` of the device code."""
     kv_eviction: str = "evict_normal"
     """L2 policy of TMA loads of K and V: ``evict_first`` (each byte is read once)."""
-    launch_pdl: bool = False
-    """Whether the merge is launched before the attention ends, and waits for it."""
 
     @classmethod
     def of(cls, config: Config) -> TileLangConfig:
@@ -228,7 +226,6 @@ def _specs(
             "num_stages": config.num_stages,
             "load": config.load,
             "kv_eviction": config.kv_eviction,
-            "launch_pdl": config.launch_pdl,
             "swap_ab": config.swap_ab,
             "uses_wgmma": config.matmul == "wgmma",
             "is_split": config.is_split,
@@ -248,7 +245,6 @@ def _specs(
             **shared,
             "block_s": config.merge_block,
             "threads": _MERGE_THREADS,
-            "launch_pdl": config.launch_pdl,
             "has_sinks": problem.has_sinks,
             "stores_lse": stores_lse,
         },

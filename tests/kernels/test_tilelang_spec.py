@@ -24,7 +24,6 @@ SPEC = TileLangKernelSpec(
         "block_n": 64,
         "block_s": 8,
         "threads": 128,
-        "launch_pdl": False,
         "has_window": False,
         "has_sinks": False,
         "stores_lse": True,

@@ -27,9 +27,7 @@ CASES = {
 
 
 def config_of(name: str, values: dict[str, object]) -> Config:
-    rule = {"split_rule": "none"}
-    if "num_splits" in values:
-        rule = {"split_rule": "count", "launch_pdl": True}
+    rule = {"split_rule": "count" if "num_splits" in values else "none"}
     eviction = {"kv_eviction": "evict_first"} if values.get("load", "page") != "page" else {}
     return Config.of(name, {**SHAPE, **rule, **eviction, **values})
 

@@ -115,7 +115,7 @@ def matrix_config(load, tile, splits):
     values = {**values, **TILES[tile], "block_n": 64, "block_h": 4, "threads": 128}
     split = {"split_rule": "none"}
     if splits > 1:
-        split = {"split_rule": "count", "num_splits": splits, "launch_pdl": True}
+        split = {"split_rule": "count", "num_splits": splits}
     return Config.of(name, {**values, **split, "num_stages": 3})
 
 
@@ -133,13 +133,12 @@ def test_every_way_to_load_meets_every_tile(load, tile, splits, h200) -> None:
     assert ref.compare(MATRIX, inputs, outputs).reason is None
 
 
-@pytest.mark.parametrize("launch_pdl", [False, True])
 @pytest.mark.parametrize("load", LOADS)
-def test_a_captured_graph_serves_other_lengths(load, launch_pdl, h200) -> None:
+def test_a_captured_graph_serves_other_lengths(load, h200) -> None:
     problem = PagedDecodeProblem(4, 1024, 32, 8, 128, 64, "bfloat16")
     name, values = LOADS[load]
     default = SPACES[name](problem, h200).default
-    chosen = default.replace(num_splits=4, launch_pdl=launch_pdl, **values)
+    chosen = default.replace(num_splits=4, **values)
     full = ref.paged_inputs(problem, [1024] * 4, device="cuda", seed=3)
     launcher = template("paged_decode", name).build(problem, chosen, full)
     launcher.partial_out.fill_(math.nan)
