@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ...errors import UsageError
 from ..base import Config, KernelTemplate, LaunchEstimate
 from ..device import DeviceSpec
 from ..source_hash import source_hash
@@ -117,19 +118,7 @@ class _PagedDecodeTileLang(KernelTemplate):
         outputs: PagedDecodeOutputs | None = None,
     ) -> str | None:
         """None, or why it cannot serve these tensors."""
-        if inputs.kv_indptr is None:
-            return "the page table is dense (seq_lens), not CSR (kv_indptr, kv_last_page_len)"
-        scales = inputs.k_scale, inputs.v_scale
-        if any(not isinstance(scale, float | int) or scale != 1.0 for scale in scales):
-            return "k_scale and v_scale are not 1.0"
-        if inputs.v_cache.stride() != inputs.k_cache.stride():
-            strides = inputs.k_cache.stride(), inputs.v_cache.stride()
-            return f"k_cache and v_cache have different strides: {strides[0]} and {strides[1]}"
-        tensors = {"q": inputs.q, "k_cache": inputs.k_cache, "v_cache": inputs.v_cache}
-        if outputs is not None:
-            tensors["out"] = outputs.out
-        reasons = (_misalignment(tensor, name) for name, tensor in tensors.items())
-        return next((reason for reason in reasons if reason is not None), None)
+        return _unsupported_tensors(inputs, outputs)
 
     def kernel_specs(
         self, problem: PagedDecodeProblem, config: Config
@@ -142,8 +131,7 @@ class _PagedDecodeTileLang(KernelTemplate):
     ) -> PagedDecodeTileLangLauncher:
         """A launcher for inputs of this batch on this device.
 
-        The lengths are read on the device, so a captured launch serves any lengths. Tensors that
-        ``supports_tensors`` refuses must not be launched on.
+        The lengths are read on the device, so a captured launch serves any lengths.
         """
         return PagedDecodeTileLangLauncher(problem, TileLangConfig.of(config), inputs)
 
@@ -175,6 +163,24 @@ def _unsupported_semantics(problem: PagedDecodeProblem) -> str | None:
     if problem.has_alibi:
         return "has_alibi is true"
     return "has_rope is true" if problem.has_rope else None
+
+
+def _unsupported_tensors(
+    inputs: PagedDecodeInputs, outputs: PagedDecodeOutputs | None
+) -> str | None:
+    if inputs.kv_indptr is None:
+        return "the page table is dense (seq_lens), not CSR (kv_indptr, kv_last_page_len)"
+    scales = inputs.k_scale, inputs.v_scale
+    if any(not isinstance(scale, float | int) or scale != 1.0 for scale in scales):
+        return "k_scale and v_scale are not 1.0"
+    strides = inputs.k_cache.stride(), inputs.v_cache.stride()
+    if strides[0] != strides[1]:
+        return f"k_cache and v_cache have different strides: {strides[0]} and {strides[1]}"
+    tensors = [("q", inputs.q), ("k_cache", inputs.k_cache), ("v_cache", inputs.v_cache)]
+    if outputs is not None:
+        tensors.append(("out", outputs.out))
+    reasons = (_misalignment(tensor, name) for name, tensor in tensors)
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 class PagedDecodeTileLangGather(_PagedDecodeTileLang):
@@ -288,7 +294,17 @@ class PagedDecodeTileLangLauncher:
         return sum(t.numel() * t.element_size() for t in scratch if t is not None)
 
     def launch(self, inputs: PagedDecodeInputs, outputs: PagedDecodeOutputs) -> None:
-        """Enqueues the attention launch and, where the config splits, the merge launch."""
+        """Enqueues the attention launch and, where the config splits, the merge launch.
+
+        Raises:
+            UsageError: the tensors are none that ``supports_tensors`` accepts.
+        """
+        reason = _unsupported_tensors(inputs, outputs)
+        if reason is not None:
+            raise UsageError(
+                f"these tensors are not supported by paged_decode/tilelang: {reason}; use template "
+                "'triton', or lay them out in rows that start at multiples of 16 bytes"
+            )
         q, k, out = inputs.q, inputs.k_cache, outputs.out
         q_strides, kv_strides, out_strides = _units(q), _units(k), _units(out)
         is_split = self.config.is_split
@@ -338,7 +354,7 @@ class PagedDecodeTileLangLauncher:
 
 
 def _units(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Strides but the last in units of 16 bytes; the program refuses what is no whole number."""
+    """Strides but the last in units of 16 bytes."""
     return tuple(stride // _ELEMENTS_PER_STRIDE for stride in tensor.stride()[:-1])
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from tilescout.kernels.base import Config
 from tilescout.kernels.paged_decode import PagedDecodeProblem
+from tilescout.kernels.paged_decode.reference import make_outputs, paged_inputs
 from tilescout.kernels.registry import module_of, template
 from tilescout.search_spaces.paged_decode import SPACES
 from tilescout.tuner.compile_pool import CompilePool
@@ -103,3 +104,23 @@ def test_pages_that_no_tile_divides_are_gathered(h200) -> None:
 def test_other_architectures_are_refused(h200) -> None:
     ampere = replace(h200, compute_capability=(8, 0))
     assert "8.0" in template("paged_decode", "tilelang_gather").supports(PROBLEM, ampere)
+
+
+@pytest.mark.parametrize("name", ["tilelang_gather", "tilelang_page"])
+def test_tensors_that_it_cannot_serve_are_named(name) -> None:
+    chosen, problem = template("paged_decode", name), replace(PROBLEM, batch=4, page_size=16)
+    inputs = paged_inputs(problem, [70, 0, 1, 16], device="cpu", seed=8)
+    assert chosen.supports_tensors(problem, inputs, make_outputs(problem, inputs)) is None
+    padded = inputs.q.new_zeros((*inputs.q.shape[:-1], 129))
+    shifted = inputs.q.new_zeros(inputs.q.numel() + 4)[4:].view(inputs.q.shape)
+    dense = paged_inputs(problem, [70, 0, 1, 16], device="cpu", seed=8, is_dense=True)
+    refused = {
+        "q has strides (4128, 129, 1)": replace(inputs, q=padded[..., :128]),
+        "q has strides (4096, 1, 32); the last": replace(inputs, q=inputs.q.mT.contiguous().mT),
+        "q starts 8 bytes after": replace(inputs, q=shifted),
+        "different strides": replace(inputs, v_cache=inputs.v_cache.clone()),
+        "k_scale and v_scale": replace(inputs, v_scale=0.5),
+        "seq_lens": dense,
+    }
+    for reason, tensors in refused.items():
+        assert reason in chosen.supports_tensors(problem, tensors)

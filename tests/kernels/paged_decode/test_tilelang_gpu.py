@@ -210,17 +210,3 @@ def test_a_pool_past_two_to_the_31_elements(name, h200) -> None:
         chosen = chosen.replace(load="tma", kv_eviction="evict_normal")
     plain = run(name, problem, chosen, inputs)
     assert ref.outputs_equal(run(name, problem, chosen, moved), plain)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_tensors_that_it_cannot_serve_are_named(name) -> None:
-    chosen = template("paged_decode", name)
-    inputs = ref.paged_inputs(LLAMA, [700] * 4, device="cuda", seed=8)
-    assert chosen.supports_tensors(LLAMA, inputs) is None
-    padded = inputs.q.new_zeros((*inputs.q.shape[:-1], 129))
-    odd = replace(inputs, q=padded[..., :128])
-    assert "q has strides" in chosen.supports_tensors(LLAMA, odd)
-    apart = replace(inputs, v_cache=inputs.v_cache.clone())
-    assert "different strides" in chosen.supports_tensors(LLAMA, apart)
-    dense = ref.paged_inputs(LLAMA, [700] * 4, device="cuda", seed=8, is_dense=True)
-    assert "seq_lens" in chosen.supports_tensors(LLAMA, dense)
