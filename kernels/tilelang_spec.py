@@ -55,12 +55,17 @@ class TileLangKernelSpec:
     """Module that holds the factory."""
     factory: str
     """Name of the function that takes ``arch`` and ``parameters`` and returns a ``T.prim_func``."""
-    name: str
-    """Name of that program."""
+    program: str
+    """Name of that ``T.prim_func``."""
     parameters: Mapping[str, Any] = field(hash=False)
     """Compile-time arguments of the factory."""
     pass_configs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """TileLang's ``PassConfigKey`` values by name, e.g. ``tl.disable_wgmma``."""
+
+    @property
+    def name(self) -> str:
+        """Name that TileLang gives the program's device function."""
+        return f"{self.program}_kernel"
 
     def compile(self, arch: int) -> CompiledBinary:
         """Compiles for ``arch`` (90, 100, ...); a second call reads the disk.
@@ -78,7 +83,7 @@ class TileLangKernelSpec:
         import tvm
 
         module = tvm.runtime.load_module(str(library))
-        return BoundTileLangKernel(module[self.name])
+        return BoundTileLangKernel(module[self.program])
 
     def _compiled(self, arch: int) -> Path:
         """The folder of this kernel, filled."""
@@ -92,7 +97,7 @@ class TileLangKernelSpec:
             _CACHE_VERSION,
             source_hash((self.module,)),
             self.factory,
-            self.name,
+            self.program,
             sorted(self.parameters.items()),
             sorted({**_PASS_CONFIGS, **self.pass_configs}.items()),
             arch,
@@ -131,8 +136,10 @@ class TileLangKernelSpec:
         library = folder / _LIBRARY
         tvm.runtime.Executable(artifact.rt_mod).export_library(str(library))
         (folder / _CUBIN).write_bytes(_embedded_cubin(library.read_bytes()))
+        symbol = str(function.attrs["global_symbol"])
+        assert symbol == self.name, f"the device function is {symbol}, not {self.name}"
         facts = {
-            "kernel": str(function.attrs["global_symbol"]),
+            "kernel": symbol,
             "threads_per_block": int(function.attrs["thread_extent"]["threadIdx.x"]),
             "smem_bytes": int(function.attrs.get("dyn_shared_memory_buf", 0)),
         }

@@ -223,7 +223,7 @@ def _specs(
     attention = TileLangKernelSpec(
         module=_MODULE,
         factory="attention_program",
-        name="paged_decode_attention",
+        program="paged_decode_attention",
         parameters={
             **shared,
             "block_h": config.block_h,
@@ -246,7 +246,7 @@ def _specs(
     merge = TileLangKernelSpec(
         module=_MODULE,
         factory="merge_program",
-        name="paged_decode_merge",
+        program="paged_decode_merge",
         parameters={
             **shared,
             "block_s": config.merge_block,
@@ -386,7 +386,7 @@ def _estimates(problem: PagedDecodeProblem, config: TileLangConfig) -> tuple[Lau
     # The page ids of a tile are a round trip of their own, ahead of the tile by the ring's depth.
     serial_loads = 3 + tiles_per_run // config.num_stages
     attention = LaunchEstimate(
-        kernel="paged_decode_attention",
+        kernel="paged_decode_attention_kernel",
         num_programs=num_programs,
         bytes_moved=problem.bytes_moved + partial_bytes,
         flops=4 * num_programs * tiles_per_run * config.block_n * config.rows * problem.head_dim,
@@ -397,7 +397,7 @@ def _estimates(problem: PagedDecodeProblem, config: TileLangConfig) -> tuple[Lau
     if not config.is_split:
         return (attention,)
     merge = LaunchEstimate(
-        kernel="paged_decode_merge",
+        kernel="paged_decode_merge_kernel",
         num_programs=problem.batch * problem.num_qo_heads,
         bytes_moved=partial_bytes,
         flops=2 * partial_bytes,

@@ -15,7 +15,7 @@ from tilescout.tuner.prediction.binary import read_facts
 SPEC = TileLangKernelSpec(
     module="tilescout.kernels.paged_decode.tilelang_kernel",
     factory="merge_program",
-    name="paged_decode_merge",
+    program="paged_decode_merge",
     parameters={
         "dtype": "bfloat16",
         "head_dim": 128,

@@ -20,7 +20,8 @@ from tilescout.search_spaces.registry import joint_space
 )
 def test_eviction_policies_are_those_that_triton_3_6_knows(problem, h200) -> None:
     given = set()
-    for config in joint_space(problem, h200).valid_seeds():
+    seeds = joint_space(problem, h200).valid_seeds()
+    for config in (seed for seed in seeds if seed.template == "triton"):
         for spec in template(problem.op, "triton").kernel_specs(problem, config):
             given |= {v for k, v in spec.constexprs.items() if k.endswith("_EVICTION")}
     assert given == {"", "evict_first"}

@@ -68,6 +68,18 @@ def test_compiles_to_what_the_config_asks_for(case, results, h200) -> None:
 
 
 @pytest.mark.parametrize("name", ["tilelang_gather", "tilelang_page"])
+def test_an_estimate_names_the_kernels(name, h200) -> None:
+    chosen = template("paged_decode", name)
+    split = SPACES[name](PROBLEM, h200).default
+    whole = Config.of(name, {k: v for k, v in split.values if k != "num_splits"})
+    for config in (split, whole.replace(split_rule="none")):
+        estimates = chosen.estimate(PROBLEM, config, h200)
+        specs = chosen.kernel_specs(PROBLEM, config)
+        assert [e.kernel for e in estimates] == [s.name for s in specs]
+        assert all(e.num_programs > 0 and e.bytes_moved > 0 for e in estimates)
+
+
+@pytest.mark.parametrize("name", ["tilelang_gather", "tilelang_page"])
 def test_sizes_of_a_call_are_no_part_of_a_kernel(name, h200) -> None:
     space = SPACES[name](PROBLEM, h200)
     specs = template("paged_decode", name).kernel_specs(PROBLEM, space.default)
