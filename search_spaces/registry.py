@@ -6,8 +6,10 @@ a function ``(problem, device) -> SearchSpace``.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from importlib import import_module
 
+from ..errors import UnknownNameError, UnsupportedError
 from ..kernels.base import Problem
 from ..kernels.device import DeviceSpec
 from ..kernels.registry import operation, supported_templates
@@ -38,11 +40,29 @@ def space_of(problem: Problem, template: str, device: DeviceSpec) -> SearchSpace
     return space
 
 
-def joint_space(problem: Problem, device: DeviceSpec) -> JointSpace:
+def joint_space(
+    problem: Problem, device: DeviceSpec, templates: Collection[str] | None = None
+) -> JointSpace:
     """The spaces of all templates that support the problem on the device.
+
+    Args:
+        problem: what is to be served.
+        device: where.
+        templates: names of those to consider; None for all.
 
     Raises:
         UnsupportedError: none does.
+        UnknownNameError: the operation has no template of a name.
     """
-    templates = supported_templates(problem, device)
-    return JointSpace(tuple(space_of(problem, t.name, device) for t in templates))
+    names = operation(problem.op).template_names
+    for name in templates or ():
+        if name not in names:
+            raise UnknownNameError(f"template of {problem.op}", name, names)
+    supported = [t.name for t in supported_templates(problem, device)]
+    chosen = [name for name in supported if templates is None or name in templates]
+    if not chosen:
+        raise UnsupportedError(
+            f"none of the templates {', '.join(templates or ())} of {problem.op} supports the "
+            f"problem {problem} on {device.sku}; these do: {', '.join(supported)}"
+        )
+    return JointSpace(tuple(space_of(problem, name, device) for name in chosen))

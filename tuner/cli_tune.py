@@ -32,6 +32,10 @@ _Workload = Annotated[
 _Gpus = Annotated[
     str, typer.Option("--gpu", metavar="auto|A,B", help="SKUs; auto is the GPU at hand.")
 ]
+_Templates = Annotated[
+    str | None,
+    typer.Option("--template", metavar="A,B", help="Templates to search. Default: all."),
+]
 _Mode = Annotated[
     Literal["auto", "measure", "predict"],
     typer.Option("--mode", help="auto measures the GPU at hand and predicts other SKUs."),
@@ -70,6 +74,7 @@ def tune(
     workload: _Workload = "quickstart",
     *,
     gpu: _Gpus = "auto",
+    template: _Templates = None,
     mode: _Mode = "auto",
     trials: _Trials = None,
     time_budget: _TimeBudget = None,
@@ -94,6 +99,7 @@ def tune(
         summary = tune_workload(
             workload,
             gpus=None if gpu == "auto" else parse_names(gpu),
+            templates=None if template is None else parse_names(template),
             mode=mode,
             trials=trials,
             time_budget_s=time_budget,

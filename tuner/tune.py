@@ -54,6 +54,7 @@ def tune(
     workload: str = "quickstart",
     *,
     gpus: Sequence[str] | None = None,
+    templates: Sequence[str] | None = None,
     mode: Mode = "auto",
     trials: int | None = None,
     time_budget_s: float | None = None,
@@ -71,6 +72,8 @@ def tune(
     Args:
         workload: name of a workload, path of a workload file, or ``all``.
         gpus: SKU names; None for the GPU at hand or, without one, H200 and B200.
+        templates: names of the templates to search; None for all. A problem that none of them
+            serves has a row with the reason.
         mode: ``measure`` on the GPU at hand, ``predict`` without one, or ``auto``: measure the GPU
             at hand and predict other SKUs.
         trials: trials a study in all, in the place of the budget's number; without it a study
@@ -94,7 +97,8 @@ def tune(
         raise UsageError(f"seed={seed!r} must be between 0 and {_SEED_END - 1}")
     problems = _problems(workload)
     targets = resolve_targets(gpus, mode)
-    jobs = [_Job(entry, target) for target in targets for entry in problems]
+    names = None if templates is None else tuple(templates)
+    jobs = [_Job(entry, target, names) for target in targets for entry in problems]
     if dry_run:
         rows = [_plan(job, limits, len(jobs)) for job in jobs]
         database, share, num_disturbed = "", None, 0
@@ -118,6 +122,15 @@ class _Job:
 
     entry: WorkloadProblem
     target: Target
+    templates: tuple[str, ...] | None
+
+    def space(self) -> JointSpace:
+        """What is searched.
+
+        Raises:
+            UnsupportedError: no template serves the problem.
+        """
+        return joint_space(self.entry.problem, self.target.device, self.templates)
 
     def row(self, reason: str = "") -> TuneRow:
         """A row without a result."""
@@ -177,7 +190,7 @@ class _Run:
         rows = []
         for index, job in enumerate(jobs):
             try:
-                space = joint_space(job.entry.problem, job.target.device)
+                space = job.space()
             except UnsupportedError as error:
                 rows.append(job.row(str(error)))
                 continue
@@ -311,7 +324,7 @@ def _row(
 def _plan(job: _Job, limits: Budget, num_jobs: int) -> TuneRow:
     """What a search for the job would be, were it new."""
     try:
-        space = joint_space(job.entry.problem, job.target.device)
+        space = job.space()
     except UnsupportedError as error:
         return job.row(str(error))
     size = space.count()

@@ -76,6 +76,14 @@ def test_predicts_every_problem_on_every_sku(workload, tmp_path):
         assert trials[row.trial_id].time_us == row.time_us
 
 
+def test_only_the_templates_asked_for_are_searched(workload, quick, tmp_path):
+    database = tmp_path / "a.db"
+    summary = tune(workload, gpus=["h200"], templates=["triton"], trials=6, db=database)
+    assert {row.template for row in summary.rows} == {"triton"}
+    with pytest.raises(UnknownNameError, match=r"template of toy .*'cuda'.*triton"):
+        tune(workload, gpus=["h200"], templates=["triton", "cuda"], trials=6, db=database)
+
+
 def test_second_run_gives_the_same_and_runs_nothing(workload, quick, tmp_path):
     first = tune(workload, gpus=["h200"], trials=6, db=tmp_path / "a.db")
     quick.clear()
