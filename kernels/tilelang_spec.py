@@ -59,6 +59,8 @@ class TileLangKernelSpec:
     """Name of that ``T.prim_func``."""
     parameters: Mapping[str, Any] = field(hash=False)
     """Compile-time arguments of the factory."""
+    sources: tuple[str, ...] = ()
+    """Further modules whose code shapes the kernel."""
     pass_configs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """TileLang's ``PassConfigKey`` values by name, e.g. ``tl.disable_wgmma``."""
 
@@ -95,7 +97,7 @@ class TileLangKernelSpec:
     def _digest(self, arch: int) -> str:
         parts = (
             _CACHE_VERSION,
-            source_hash((self.module,)),
+            source_hash((self.module, *self.sources)),
             self.factory,
             self.program,
             sorted(self.parameters.items()),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["PagedDecodeTileLangGather", "PagedDecodeTileLangPage", "TileLangConfig"]
 
 _MODULE = f"{__package__}.tilelang_kernel"
+_MERGE_MODULE = f"{__package__}.tilelang_merge_kernel"
 _ELEMENTS_PER_STRIDE = 8  # of the device code, which is not imported where it need not be compiled
 _LOG2_E = math.log2(math.e)
 _MERGE_THREADS = 128
@@ -150,7 +151,9 @@ class _PagedDecodeTileLang(KernelTemplate):
         """Hash of the device code, of this module and of how kernels are specialised."""
         package = __package__ or ""
         root = package.rpartition(".")[0]
-        return source_hash((_MODULE, f"{package}.tilelang_template", f"{root}.tilelang_spec"))
+        return source_hash(
+            (_MODULE, _MERGE_MODULE, f"{package}.tilelang_template", f"{root}.tilelang_spec")
+        )
 
 
 def _unsupported_semantics(problem: PagedDecodeProblem) -> str | None:
@@ -244,9 +247,10 @@ def _specs(
     if not config.is_split:
         return (attention,)
     merge = TileLangKernelSpec(
-        module=_MODULE,
+        module=_MERGE_MODULE,
         factory="merge_program",
         program="paged_decode_merge",
+        sources=(_MODULE,),
         parameters={
             **shared,
             "block_s": config.merge_block,

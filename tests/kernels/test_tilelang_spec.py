@@ -13,7 +13,7 @@ from tilescout.kernels.tilelang_spec import TileLangKernelSpec
 from tilescout.tuner.prediction.binary import read_facts
 
 SPEC = TileLangKernelSpec(
-    module="tilescout.kernels.paged_decode.tilelang_kernel",
+    module="tilescout.kernels.paged_decode.tilelang_merge_kernel",
     factory="merge_program",
     program="paged_decode_merge",
     parameters={
