@@ -25,6 +25,7 @@ from typing import Any
 
 import platformdirs
 
+from ..errors import DeviceError
 from .base import CompiledBinary
 from .source_hash import source_hash
 
@@ -73,6 +74,9 @@ class TileLangKernelSpec:
         """Compiles for ``arch`` (90, 100, ...); a second call reads the disk.
 
         Only a call that compiles imports TileLang, and torch with it.
+
+        Raises:
+            DeviceError: there is no nvcc.
         """
         folder = self._compiled(arch)
         facts = json.loads((folder / _FACTS).read_text())
@@ -126,6 +130,11 @@ class TileLangKernelSpec:
         import tilelang
         import tvm
 
+        if not tilelang.env.CUDA_HOME:
+            raise DeviceError(
+                "TileLang found no CUDA toolkit, and without its nvcc it compiles nothing; install "
+                "the toolkit (13 or newer), set CUDA_HOME, or search Triton's templates alone"
+            )
         program = getattr(import_module(self.module), self.factory)(arch=arch, **self.parameters)
         # The suffix allows what only this architecture has: wgmma, TMA with its own instructions.
         target = tvm.target.Target({"kind": "cuda", "arch": f"sm_{arch}a"})

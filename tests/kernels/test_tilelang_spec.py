@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tilescout.errors import DeviceError
 from tilescout.kernels.tilelang_spec import TileLangKernelSpec
 from tilescout.tuner.prediction.binary import read_facts
 
@@ -35,6 +36,20 @@ spec = pickle.loads(bytes.fromhex(sys.argv[1]))
 binary = spec.compile(90)
 assert not {"tilelang", "torch", "tvm"} & set(sys.modules), "a kernel on disk needs no compiler"
 print(len(binary.cubin), binary.kernel, binary.threads_per_block, binary.smem_bytes)
+"""
+
+LISTED = """
+import sys
+from tilescout.kernels.paged_decode import PagedDecodeProblem
+from tilescout.kernels.registry import template
+from tilescout.search_spaces.registry import joint_space
+from tilescout.tuner.catalog import gpu
+problem = PagedDecodeProblem(16, 8192, 32, 8, 128, 16, "bfloat16")
+seeds = joint_space(problem, gpu("h200")).valid_seeds()
+assert {"triton", "tilelang_gather", "tilelang_page"} <= {seed.template for seed in seeds}
+for seed in seeds:
+    template("paged_decode", seed.template).kernel_specs(problem, seed)
+assert not {"tilelang", "tvm"} & set(sys.modules)
 """
 
 
@@ -71,6 +86,21 @@ def test_what_shapes_a_kernel_is_its_key_and_nothing_else() -> None:
         replace(SPEC, pass_configs={"tl.enable_fast_math": True})._digest(90),
     ]
     assert len({SPEC._digest(90), *others}) == 4
+
+
+def test_a_machine_without_a_toolkit_is_told(cache, monkeypatch) -> None:
+    import tilelang
+
+    monkeypatch.setattr(tilelang.env, "CUDA_HOME", "", raising=True)
+    with pytest.raises(DeviceError, match=r"no CUDA toolkit.*set CUDA_HOME"):
+        SPEC.compile(90)
+    assert list(cache.iterdir()) == []
+
+
+def test_templates_and_spaces_need_no_tilelang() -> None:
+    command = [sys.executable, "-c", LISTED]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_failure_leaves_nothing_behind(cache) -> None:
