@@ -125,15 +125,13 @@ class TileLangKernelSpec:
         assert (folder / _FACTS).exists(), f"{folder} has no {_FACTS}"
 
     def _compile_into(self, folder: Path, arch: int) -> None:
-        # Its messages on standard error, one a kernel, would tear the progress line.
-        os.environ.setdefault("TILELANG_PRINT_ON_COMPILATION", "0")
         import tilelang
         import tvm
 
         if not tilelang.env.CUDA_HOME:
             raise DeviceError(
                 "TileLang found no CUDA toolkit, and without its nvcc it compiles nothing; install "
-                "the toolkit (13 or newer), set CUDA_HOME, or search Triton's templates alone"
+                "the toolkit, set CUDA_HOME, or search Triton's templates alone"
             )
         program = getattr(import_module(self.module), self.factory)(arch=arch, **self.parameters)
         # The suffix allows what only this architecture has: wgmma, TMA with its own instructions.
