@@ -219,8 +219,8 @@ def _default(problem: PagedDecodeProblem, device: DeviceSpec) -> Config:
 
     With 64 rows or more, FlashMLA's shape where the device can hold it: tiles of 64 rows and 64
     tokens, an equal share of all tiles for each multiprocessor; on Hopper the loop is written for
-    its two warp groups (398 against 614 us for 128 heads, batch 64, 8192 tokens on an H200). Else SGLang's: 16 rows, tiles of 32
-    tokens, 4 warps, 2 stages, 8 splits.
+    its two warp groups (398 against 614 us for 128 heads, batch 64, 8192 tokens on an H200). Else
+    SGLang's: 16 rows, tiles of 32 tokens, 4 warps, 2 stages, 8 splits.
     """
     wide = _config(
         problem,

@@ -45,7 +45,8 @@ def test_refusals_name_the_reason(h200) -> None:
     assert space.is_enumerated
     wide = space.default.replace(prefetch_pages=True, num_stages=3)
     assert "h200 allows 232448" in space.check(wide)
-    assert "registers a thread" in space.check(space.default.replace(num_warps=4))
+    flat = space.default.replace(loop_body="flat")
+    assert "registers a thread" in space.check(flat.replace(num_warps=4))
     branch = space.default.replace(loop_body="branch")
     assert space.check(branch) is None
     assert "for products of warp groups on sm_90" in space.check(branch.replace(block_m=32))

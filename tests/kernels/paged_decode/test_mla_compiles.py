@@ -44,7 +44,9 @@ def test_hopper_reads_the_tile_once_into_warp_group_products(swap_ab: bool) -> N
     # One tile for two products: with two copies of it, neither would fit in shared memory.
     device, problem = gpu("h200"), problem_of(16 if swap_ab else 128)
     space = mla_space(problem, device)
-    config = space.default.replace(block_n=64, num_warps=8, num_stages=2, swap_ab=swap_ab)
+    config = space.default.replace(
+        block_n=64, num_warps=8, num_stages=2, swap_ab=swap_ab, loop_body="flat"
+    )
     assert space.check(config) is None
     (facts, *_) = compiled(problem, config, device)
     assert facts.mma_kind.startswith("HGMMA")
@@ -58,7 +60,7 @@ def test_hopper_reads_the_tile_once_into_warp_group_products(swap_ab: bool) -> N
 def test_two_branches_compute_no_product_twice() -> None:
     device, problem = gpu("h200"), problem_of(128)
     space = mla_space(problem, device)
-    flat = space.default.replace(page_tiles=False, prefetch_pages=True)
+    flat = space.default.replace(page_tiles=False, prefetch_pages=True, loop_body="flat")
     branches = flat.replace(loop_body="two_branches")
     assert space.check(branches) is None
     products = {c: compiled(problem, c, device)[0].instruction_mix["mma"] for c in (flat, branches)}
