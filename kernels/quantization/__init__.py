@@ -1,0 +1,1 @@
+"""Block-scaled FP4: formats, plain-torch codecs (the definition) and Triton quantisers."""

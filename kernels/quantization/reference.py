@@ -1,0 +1,114 @@
+"""Quantisers and dequantiser in plain torch: what every kernel must give bit for bit.
+
+Scales of blocks with NaN or infinity are NaN, so that such a block stays visible; its codes are
++6. Scale arithmetic is fp32, correctly rounded: codes are those of ``x * ((1 / tensor_scale) /
+scale)``, the form that torchao's NVFP4 has too.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .block_tensor import BlockTensor, check_blocks, unit_tensor_scale
+from .codec import decode, encode, pack, unpack
+from .formats import E2M1_MAX, E4M3_MAX, MXFP4, NVFP4, BlockFormat
+from .scale_layout import from_swizzled, to_swizzled
+
+__all__ = ["dequantize", "quantize"]
+
+_LEAST_NORMAL_E4M3 = 2.0**-6
+_E8M0_BIAS = 127
+_E8M0_NAN = 255
+_MANTISSA_BITS = 23
+
+
+def quantize(
+    values: torch.Tensor,
+    block_format: BlockFormat = NVFP4,
+    *,
+    tensor_scale: torch.Tensor | None = None,
+    convention: str = "",
+    scale_layout: str = "plain",
+) -> BlockTensor:
+    """The block-scaled form of values, blocks along the last axis.
+
+    Args:
+        values: ``[..., rows, elements]``, any floating dtype, elements a multiple of the block.
+        block_format: NVFP4 or MXFP4.
+        tensor_scale: fp32 of one element, NVFP4 only; None: 1.
+        convention: How scales are chosen, one of the format's; empty: its default.
+        scale_layout: ``plain`` or ``swizzled``.
+
+    Raises:
+        UsageError: a row is not a whole number of blocks.
+        UnknownNameError: the format has no such convention.
+    """
+    convention = convention or block_format.default_convention
+    block_format.check_convention(convention)
+    check_blocks(values.shape[-1], block_format)
+    blocks = values.float().unflatten(-1, (-1, block_format.block_size))
+    if block_format is NVFP4:
+        tensor_scale = unit_tensor_scale(values.device) if tensor_scale is None else tensor_scale
+        scales, factors = _nvfp4_scales(blocks, tensor_scale, convention)
+    else:
+        assert tensor_scale is None, "MXFP4 has no tensor scale"
+        tensor_scale = unit_tensor_scale(values.device)
+        scales, factors = _mxfp4_scales(blocks, convention)
+    codes = pack(encode(blocks * factors[..., None]).flatten(-2))
+    if scale_layout == "swizzled":
+        scales = to_swizzled(scales)
+    return BlockTensor(codes, scales, tensor_scale, block_format, scale_layout)
+
+
+def dequantize(quantized: BlockTensor) -> torch.Tensor:
+    """fp32 values ``[..., rows, elements]``."""
+    scales = quantized.scales
+    if quantized.scale_layout == "swizzled":
+        scales = from_swizzled(scales, quantized.codes.shape[-2], quantized.num_blocks)
+    is_power = quantized.block_format is MXFP4
+    factors = e8m0_to_float32(scales) if is_power else scales.float()
+    values = decode(unpack(quantized.codes))
+    blocks = values.unflatten(-1, (-1, quantized.block_format.block_size))
+    return (blocks * factors[..., None]).flatten(-2) * quantized.tensor_scale
+
+
+def e8m0_to_float32(scale_bytes: torch.Tensor) -> torch.Tensor:
+    """2^(byte - 127); 255 is NaN. Byte 0 is a subnormal fp32."""
+    exponents = scale_bytes.to(torch.int32) - _E8M0_BIAS
+    powers = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)
+    return powers.masked_fill(scale_bytes == _E8M0_NAN, torch.nan)
+
+
+def _nvfp4_scales(
+    blocks: torch.Tensor, tensor_scale: torch.Tensor, convention: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(e4m3 scales, fp32 factors that take values to codes)."""
+    amax = blocks.abs().amax(-1)
+    wanted = amax / E2M1_MAX / tensor_scale
+    if convention == "normal":
+        wanted = wanted.clamp_min(_LEAST_NORMAL_E4M3)
+    # torch's cast gives NaN above 448, the hardware's saturates; infinity must stay visible.
+    wanted = torch.where(torch.isfinite(amax), wanted.clamp_max(E4M3_MAX), torch.nan)
+    scales = wanted.to(torch.float8_e4m3fn)
+    exact = scales.float()
+    factors = (1.0 / tensor_scale) / exact
+    return scales, torch.where(exact == 0.0, torch.zeros_like(factors), factors)
+
+
+def _mxfp4_scales(blocks: torch.Tensor, convention: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(e8m0 bytes, fp32 factors that take values to codes), from the bits of amax."""
+    amax = blocks.abs().amax(-1)
+    bits = amax.view(torch.int32)
+    if convention == "even":
+        bits = bits + (1 << (_MANTISSA_BITS - 2))
+    exponents = (bits >> _MANTISSA_BITS) - _E8M0_BIAS - 2
+    mantissa = bits & ((1 << _MANTISSA_BITS) - 1)
+    if convention == "rceil":
+        exponents = exponents + (mantissa > (1 << (_MANTISSA_BITS - 1))).to(torch.int32)
+    elif convention == "ceil":
+        exponents = exponents + (mantissa > 0).to(torch.int32)
+    exponents = exponents.clamp_min(-_E8M0_BIAS)
+    is_finite = torch.isfinite(amax)
+    scale_bytes = torch.where(is_finite, exponents + _E8M0_BIAS, _E8M0_NAN).to(torch.uint8)
+    factors = torch.ldexp(torch.ones_like(amax), -exponents)
+    return scale_bytes, factors.masked_fill(~is_finite, torch.nan)
