@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from ..errors import TilescoutError, UsageError
-from . import cli_databases, cli_lookup, cli_replay, cli_tune
+from . import cli_databases, cli_import, cli_lookup, cli_replay, cli_tune
 
 __all__ = ["app", "main"]
 
@@ -31,6 +31,7 @@ app = typer.Typer(
 cli_tune.add_to(app)
 cli_lookup.add_to(app)
 cli_databases.add_to(app)
+cli_import.add_to(app)
 cli_replay.add_to(app)
 
 

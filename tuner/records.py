@@ -14,6 +14,7 @@ from ..kernels.base import Config, Problem, canonical_json
 from ..kernels.device import DeviceSpec
 
 __all__ = [
+    "BASELINE_TEMPLATE",
     "OLDEST_READ_SCHEMA",
     "SCHEMA_VERSION",
     "BinaryFacts",
@@ -30,6 +31,8 @@ SCHEMA_VERSION = 2
 """Number of the database schema this version writes; ``PRAGMA user_version`` of the file."""
 OLDEST_READ_SCHEMA = 1
 """Oldest schema that is read as it stands; writing migrates it."""
+BASELINE_TEMPLATE = "baseline"
+"""Template name of what others' kernels did; its source hash says where the figures are from."""
 
 
 class TrialStatus(StrEnum):
@@ -166,6 +169,11 @@ class StudyKey:
     """(template name, source hash), sorted."""
     part: str = ""
     """What alone its trials timed, an algorithm and one of its parts; empty for the operation."""
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether its trials are times of other libraries: nothing was searched or is decided."""
+        return any(name == BASELINE_TEMPLATE for name, _ in self.template_hashes)
 
     @property
     def digest(self) -> str:

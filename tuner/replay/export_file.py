@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...errors import UsageError
 from ...kernels.base import Config, ParameterValue, canonical_json
-from ..records import Evaluation, TrialStatus
+from ..records import BASELINE_TEMPLATE, Evaluation, TrialStatus
 from ..store.fields import Fields, is_number
 from .kernel_tuner_file import parameter_value
 from .recorded import RecordedSpace, failed, measured, recorded_space
@@ -26,6 +26,8 @@ def read_export(label: str, data: object) -> tuple[RecordedSpace, ...]:
     names: dict[str, str] = {}
     for index, value in enumerate(read.items("trials")):
         trial = Fields(f"{label}.trials[{index}]", value)
+        if trial.text("template", default="") == BASELINE_TEMPLATE:
+            continue
         key = canonical_json([trial.raw(name) for name in _STUDY_FIELDS])
         studies.setdefault(key, []).append(_evaluation(trial))
         names.setdefault(key, _name(trial))

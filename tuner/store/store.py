@@ -123,10 +123,21 @@ class Store:
     def studies(
         self, *, op: str | None = None, skus: Sequence[str] | None = None
     ) -> list[StudyRecord]:
-        """All studies of the operation and SKUs, oldest first; those of parts left out."""
+        """All searches of the operation and SKUs, oldest first.
+
+        Studies of parts and of baselines are left out.
+        """
+        return [s for s in self._studies(op, skus) if not s.key.part and not s.key.is_baseline]
+
+    def baselines(
+        self, *, op: str | None = None, skus: Sequence[str] | None = None
+    ) -> list[StudyRecord]:
+        """What other libraries did: each trial of such a study is one library's time."""
+        return [study for study in self._studies(op, skus) if study.key.is_baseline]
+
+    def _studies(self, op: str | None, skus: Sequence[str] | None) -> list[StudyRecord]:
         with self.reading() as reader:
-            found = reader.studies(*study_filter(op, skus))
-        return [study for study in found if not study.key.part]
+            return reader.studies(*study_filter(op, skus))
 
     def part_studies(self, study: StudyRecord) -> list[StudyRecord]:
         """The studies of parts that belong to the study of an operation, oldest first."""

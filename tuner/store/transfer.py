@@ -313,6 +313,8 @@ def _parse_winner(read: Fields, trials: Mapping[int, _ImportedTrial]) -> _Import
         raise read.refuse("finals", f"a list that begins with the winner, {trial_id}")
     if trial.key.part:
         raise read.refuse("trial_id", f"a trial of a whole operation, not of {trial.key.part!r}")
+    if trial.key.is_baseline:
+        raise read.refuse("trial_id", "a trial of a search, not a baseline")
     if trial.evaluation.status is not TrialStatus.OK:
         raise read.refuse("trial_id", f"a trial whose status is ok, unlike {trial.where}")
     decided_at = _parse_moment(read, "decided_at")

@@ -28,7 +28,7 @@ from sqlalchemy import (
 
 from ...errors import UsageError
 from ...kernels.base import Config, canonical_json
-from ..records import BinaryFacts, Evaluation, StudyKey, TrialStatus
+from ..records import BASELINE_TEMPLATE, BinaryFacts, Evaluation, StudyKey, TrialStatus
 from .codec import (
     content_digest,
     decode_seconds,
@@ -216,6 +216,13 @@ class Writer:
                 f"study {study_id} is of the part {part!r}: only that of a whole operation is "
                 "decided"
             )
+        templates = (
+            select(TemplateRow.name)
+            .join(StudyTemplateRow, StudyTemplateRow.template_id == TemplateRow.id)
+            .where(StudyTemplateRow.study_id == study_id)
+        )
+        if BASELINE_TEMPLATE in self._connection.execute(templates).scalars():
+            raise UsageError(f"study {study_id} holds baselines: only a search is decided")
 
     def forget_winner(self, study_id: int) -> None:
         """Takes the decision of the study back, where there is one."""
