@@ -16,6 +16,7 @@ _PUBLIC = {
     "TilescoutError": "tilescout.errors",
     "lookup": "tilescout.tuner.dispatch",
     "ops": "tilescout.ops",
+    "policy": "tilescout.tuner.dispatch",
     "tune": "tilescout.tuner.tune",
 }
 

@@ -17,7 +17,7 @@ from types import ModuleType
 
 import pytest
 from tilescout.kernels.device import DeviceSpec
-from tilescout.tuner import catalog, paths
+from tilescout.tuner import catalog
 from tilescout.tuner.records import Provenance, TrialStatus
 from tilescout.tuner.tiers import Tier
 from tilescout.tuner.workload_file import parse_workload
@@ -217,8 +217,9 @@ def test_the_table_of_variables_is_complete():
         for path in (ROOT / folder).rglob("*.py"):
             code = path.read_text(encoding="utf-8")
             read |= set(re.findall(r"environ(?:\.get\(|\[)\s*[\"'](TILESCOUT\w+)", code))
+            read |= set(re.findall(r"_VARIABLE = [\"'](TILESCOUT\w+)", code))
     setup = (ROOT / "tools" / "setup.sh").read_text(encoding="utf-8")
-    read |= set(re.findall(r"\$\{([A-Z_]+):-", setup)) | {paths.DATABASE_VARIABLE}
+    read |= set(re.findall(r"\$\{([A-Z_]+):-", setup))
     assert shown == read
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from ..kernels.base import Config, Problem
+from .records import Toolchain
 from .tiers import Policy, Tier, TierStep
 from .winner_rows import DatabaseRead, SkippedRow
 
@@ -33,6 +34,22 @@ class LookupResult:
     """Path of the database that holds the trial; None for a default."""
     notes: tuple[str, ...] = ()
     """What to know before relying on it: other toolchain, other SKU, other problem."""
+    time_us: float | None = None
+    """Time of the winner on its own problem; None for a default."""
+    decided_at: str | None = None
+    """When the winner was decided, ISO date and time in UTC; None for a default."""
+    versions: Toolchain = field(default_factory=Toolchain)
+    """What the winner was found with; empty for a default."""
+
+    @property
+    def age_days(self) -> float | None:
+        """Days since the winner was decided; None for a default or a date that is none."""
+        try:
+            decided = datetime.fromisoformat(self.decided_at or "")
+        except ValueError:
+            return None
+        decided = decided if decided.tzinfo else decided.replace(tzinfo=UTC)
+        return (datetime.now(UTC) - decided).total_seconds() / 86400
 
     def as_dict(self) -> dict[str, object]:
         """The fields that every output shows, as JSON values."""
@@ -81,8 +98,10 @@ class Explanation:
                 "database": str(read.source.path),
                 "role": read.source.role,
                 "present": read.is_present,
-                "winners": len(read.rows) if read.is_present else None,
-                "of_this_op": _count_op(read.rows, self.problem.op) if read.is_present else None,
+                "winners": len(read.values) if read.is_present else None,
+                "of_this_op": len(read.rows_by_op.get(self.problem.op, ()))
+                if read.is_present
+                else None,
             }
             for read in self.databases
         ]
@@ -126,7 +145,3 @@ def _tier_row(
             f"trial {refusal.winner.trial_id}: {refusal.reason}" for refusal in step.refused
         ],
     }
-
-
-def _count_op(rows: Sequence[object] | Iterable[object], op: str) -> int:
-    return sum(1 for row in rows if isinstance(row, dict) and row.get("op") == op)

@@ -21,6 +21,7 @@ from .winner_rows import Winner
 
 __all__ = [
     "MAX_FACTOR",
+    "POLICIES",
     "Policy",
     "Query",
     "Refusal",
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 Policy = Literal["nearest", "strict"]
+POLICIES: tuple[Policy, ...] = ("nearest", "strict")
 
 MAX_FACTOR = 4
 """A winner serves another problem only where each dynamic field is within this factor.
@@ -71,6 +73,8 @@ class Query:
     toolchain: Toolchain
     """Versions at hand."""
     allow_other_toolchain: bool
+    num_farther: int = 0
+    """Winners of this SKU with the same static fields that are out of range, left out before."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,7 @@ def _try_tier(tier: Tier, winners: tuple[Winner, ...], query: Query) -> TierStep
     if refused:
         detail = f"{len(refused)} found, none usable: {refused[0].reason}"
     else:
-        detail = _why_empty(tier, winners, query)
+        detail = _why_empty(tier, query)
     return TierStep(tier, None, None, detail, tuple(refused))
 
 
@@ -241,7 +245,7 @@ def _describe(candidate: _Candidate, query: Query) -> str:
     return f"{text} for {' '.join(changed)} (distance {candidate.distance:.3g})"
 
 
-def _why_empty(tier: Tier, winners: tuple[Winner, ...], query: Query) -> str:
+def _why_empty(tier: Tier, query: Query) -> str:
     names = " and ".join(query.problem.dynamic_fields)
     capability = query.device.compute_capability_text
     empty = {
@@ -254,13 +258,5 @@ def _why_empty(tier: Tier, winners: tuple[Winner, ...], query: Query) -> str:
     }
     text = empty[tier]
     if tier is Tier.NEAREST:
-        farther = sum(
-            1
-            for w in winners
-            if w.provenance is Provenance.MEASURED
-            and is_same_sku(w, query.device)
-            and w.problem.static_key() == query.problem.static_key()
-            and w.problem != query.problem
-        )
-        text += f" ({farther} farther away)" if farther else ""
+        text += f" ({query.num_farther} farther away)" if query.num_farther else ""
     return text

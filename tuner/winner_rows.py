@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
@@ -24,10 +24,21 @@ from ..kernels.registry import operation, operation_names, template
 from .read_only_sqlite import reading_parameters
 from .records import SCHEMA_VERSION, Provenance, Toolchain
 
-__all__ = ["DatabaseRead", "DatabaseSource", "SkippedRow", "Winner", "check_rows", "read_database"]
+__all__ = [
+    "DatabaseRead",
+    "DatabaseSource",
+    "SkippedRow",
+    "Winner",
+    "check_row",
+    "database_file",
+    "problem_of_row",
+    "read_database",
+    "unknown_operation",
+]
 
 Role = Literal["shipped", "user", "explicit"]
 Row = Mapping[str, object]
+_Values = tuple[object, ...]
 
 VIEW = "dispatch_winners"
 LOCK_TIMEOUT_S = 2.0
@@ -49,7 +60,22 @@ class DatabaseRead:
 
     source: DatabaseSource
     is_present: bool
-    rows: tuple[Row, ...] = ()
+    columns: tuple[str, ...] = ()
+    values: tuple[_Values, ...] = ()
+    """Rows as SQLite gave them; a mapping of each would take most of the reading time."""
+
+    @cached_property
+    def rows_by_op(self) -> Mapping[object, tuple[int, ...]]:
+        """Positions of the rows of each operation."""
+        column = self.columns.index("op") if self.columns else 0
+        found: dict[object, list[int]] = {}
+        for position, row in enumerate(self.values):
+            found.setdefault(row[column], []).append(position)
+        return {op: tuple(positions) for op, positions in found.items()}
+
+    def row(self, position: int) -> Row:
+        """One row by column."""
+        return dict(zip(self.columns, self.values[position], strict=True))
 
 
 @dataclass(frozen=True)
@@ -85,8 +111,25 @@ class Winner:
     """ISO date and time."""
 
 
-class _RefusedRow(Exception):  # noqa: N818 - a short fact for check_rows, never seen outside
+class _RefusedRow(Exception):  # noqa: N818 - a short fact for check_row, never seen outside
     pass
+
+
+def database_file(database: str | Path) -> Path:
+    """The file of a database that a call names.
+
+    Raises:
+        UsageError: a URL that names no SQLite file.
+    """
+    text = str(database)
+    if text.startswith("sqlite:///"):
+        return Path(text.removeprefix("sqlite:///"))
+    if "://" in text:
+        raise UsageError(
+            f"database {text!r} is not a file: look-ups read SQLite files only; write one with "
+            "`tilescout export --db URL | tilescout import - --db FILE`"
+        )
+    return Path(text).expanduser()
 
 
 def read_database(source: DatabaseSource) -> DatabaseRead:
@@ -103,9 +146,7 @@ def read_database(source: DatabaseSource) -> DatabaseRead:
     try:
         with closing(_connect(source)) as connection:
             _require_schema(connection, path)
-            cursor = connection.execute(f"SELECT * FROM {VIEW}")
-            names = [column[0] for column in cursor.description]
-            rows = tuple(dict(zip(names, row, strict=True)) for row in cursor)
+            columns, values = _fetch(connection)
     except sqlite3.Error as error:
         raise _unreadable(path, error) from error
     except OSError as error:
@@ -113,7 +154,7 @@ def read_database(source: DatabaseSource) -> DatabaseRead:
             f"database {str(path)!r} cannot be opened ({error.strerror}): check the permissions of "
             "the file and its folder"
         ) from error
-    return DatabaseRead(source, is_present=True, rows=rows)
+    return DatabaseRead(source, is_present=True, columns=columns, values=values)
 
 
 def _connect(source: DatabaseSource) -> sqlite3.Connection:
@@ -123,12 +164,23 @@ def _connect(source: DatabaseSource) -> sqlite3.Connection:
     # Nobody changes such a file: it needs no lock. But a write-ahead log would be ignored.
     is_frozen = source.role == "shipped" or not os.access(path.parent, os.W_OK)
     options = "mode=ro&immutable=1" if is_frozen and not has_log else reading_parameters(path)
-    connection = sqlite3.connect(
-        f"file:{quote(str(path))}?{options}", uri=True, timeout=LOCK_TIMEOUT_S
-    )
-    # One badly encoded text must not stop the reading of its neighbours.
-    connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-    return connection
+    return sqlite3.connect(f"file:{quote(str(path))}?{options}", uri=True, timeout=LOCK_TIMEOUT_S)
+
+
+def _fetch(connection: sqlite3.Connection) -> tuple[tuple[str, ...], tuple[_Values, ...]]:
+    """(columns, rows) of the view."""
+    try:
+        cursor = connection.execute(f"SELECT * FROM {VIEW}")
+        values = tuple(cursor.fetchall())
+    except sqlite3.OperationalError as error:
+        if "decode" not in str(error):
+            raise
+        # One badly encoded text must not stop the reading of its neighbours. Decoding each text in
+        # Python takes three times as long, so that is for such files only.
+        connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        cursor = connection.execute(f"SELECT * FROM {VIEW}")
+        values = tuple(cursor.fetchall())
+    return tuple(column[0] for column in cursor.description), values
 
 
 def _require_schema(connection: sqlite3.Connection, path: Path) -> None:
@@ -165,22 +217,35 @@ def _unreadable(path: Path, error: sqlite3.Error) -> StoreError:
     )
 
 
-def check_rows(
-    reads: Sequence[DatabaseRead], op: str
-) -> tuple[tuple[Winner, ...], tuple[SkippedRow, ...]]:
-    """The winners of one operation that can serve, and its rows that cannot."""
-    winners: list[Winner] = []
-    skipped: list[SkippedRow] = []
-    for rank, read in enumerate(reads):
-        for row in read.rows:
-            if row.get("op") != op:
-                continue
-            try:
-                winners.append(_winner(row, read.source.path, rank))
-            except _RefusedRow as refusal:
-                reason = f"{refusal}"
-                skipped.append(SkippedRow(read.source.path, row.get("trial_id"), reason))
-    return tuple(winners), tuple(skipped)
+def check_row(read: DatabaseRead, rank: int, position: int) -> Winner | SkippedRow:
+    """The winner in a row, or why the row cannot serve.
+
+    Args:
+        read: Database of the row.
+        rank: Position of the database in the reading order.
+        position: Of the row in the database.
+    """
+    row = read.row(position)
+    try:
+        return _winner(row, read.source.path, rank)
+    except _RefusedRow as refusal:
+        return SkippedRow(read.source.path, row.get("trial_id"), f"{refusal}")
+
+
+def unknown_operation(read: DatabaseRead, position: int) -> SkippedRow:
+    """Why a row of an operation that this version does not know cannot serve."""
+    checked = check_row(read, 0, position)
+    assert isinstance(checked, SkippedRow), "the operation is known"
+    return checked
+
+
+def problem_of_row(read: DatabaseRead, position: int) -> Problem | None:
+    """The problem of a row, or None where the row names none that this version knows."""
+    row = read.row(position)
+    try:
+        return _problem(_text(row, "op"), _json_object(row, "problem"))
+    except _RefusedRow:
+        return None
 
 
 def _winner(row: Row, database: Path, rank: int) -> Winner:

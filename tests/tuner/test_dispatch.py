@@ -16,6 +16,7 @@ from tilescout.kernels.device import DeviceSpec
 from tilescout.search_spaces.registry import joint_space
 from tilescout.search_spaces.space import JointSpace
 from tilescout.tuner import catalog, dispatch
+from tilescout.tuner import snapshot as snapshot_module
 from tilescout.tuner.dispatch import Snapshot
 from tilescout.tuner.records import MeasurementPolicy, Provenance, Toolchain
 from toy_op import ToyProblem
@@ -34,7 +35,7 @@ DEFAULT = config(16, 1)
 @pytest.fixture(autouse=True)
 def _fresh_snapshots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(dispatch, "shipped_database_path", lambda: tmp_path / "shipped.db")
-    monkeypatch.setattr(dispatch, "_current_toolchain", lambda: Toolchain(triton="3.9.0"))
+    monkeypatch.setattr(snapshot_module, "current_toolchain", lambda: Toolchain(triton="3.9.0"))
     dispatch.refresh()
 
 
@@ -334,7 +335,7 @@ def test_a_template_that_is_left_out_neither_wins_nor_defaults(
     other = replace(
         part, template="other", default=Config.of("other", part.default.as_dict()), seeds=()
     )
-    monkeypatch.setattr(dispatch, "joint_space", lambda *_: JointSpace((part, other)))
+    monkeypatch.setattr(snapshot_module, "joint_space", lambda *_: JointSpace((part, other)))
     snapshot = Snapshot.load([database.path])
     found = snapshot.lookup(ToyProblem(1024), database.device, without={"triton"})
     assert (found.tier, found.template) == ("default", "other")

@@ -22,6 +22,13 @@ GOOD = Config.of("triton", {"block_n": 64, "num_stages": 2, "split_rule": "none"
 DAMAGED_SIZE = 2048
 
 
+@pytest.fixture(autouse=True)
+def _fresh_snapshots():
+    dispatch.refresh()
+    yield
+    dispatch.refresh()
+
+
 @pytest.fixture
 def path(tmp_path: Path, h200: DeviceSpec) -> Path:
     """A database with a good winner for size 1024 and one to damage for size 2048."""
@@ -150,7 +157,7 @@ def test_a_missing_user_database_is_absent(
     tmp_path: Path, h200: DeviceSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "shipped_database_path", lambda: tmp_path / "shipped.db")
-    snapshot = Snapshot.load()
+    snapshot = dispatch.current_snapshot()
     assert [read.is_present for read in snapshot.databases] == [False, False]
     assert snapshot.lookup(ToyProblem(1024), h200).tier == "default"
 
@@ -237,7 +244,7 @@ def test_the_shipped_file_is_read_where_nothing_may_be_written(
     path.chmod(0o444)
     path.parent.chmod(0o555)
     try:
-        assert Snapshot.load().lookup(ToyProblem(1024), h200).tier == "exact"
+        assert dispatch.current_snapshot().lookup(ToyProblem(1024), h200).tier == "exact"
     finally:
         path.parent.chmod(0o755)
     assert "mode=ro&immutable=1" in opened[0]
