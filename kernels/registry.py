@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 _OPERATIONS = {
+    "gdn_chunk_fwd": "tilescout.kernels.gdn_chunk_fwd",
     "gdn_decode": "tilescout.kernels.gdn_decode",
     "paged_decode": "tilescout.kernels.paged_decode",
 }

@@ -1,0 +1,23 @@
+"""Chunked gated-delta-net forward: problem, reference, template; most of it loaded on use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..lazy_operation import from_reference, lazy_operation
+from .problem import GdnChunkProblem
+
+if TYPE_CHECKING:
+    from .inputs import GdnChunkInputs, GdnChunkOutputs
+
+__all__ = ["OPERATION", "GdnChunkInputs", "GdnChunkOutputs", "GdnChunkProblem"]
+
+OPERATION = lazy_operation(
+    __name__, GdnChunkProblem, {"triton": ("triton_template", "GdnChunkTriton")}
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("GdnChunkInputs", "GdnChunkOutputs"):
+        return from_reference(__name__, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,215 @@
+"""The search space of the chunked gated-delta-net forward.
+
+What belongs to no part chooses the algorithm; the tiles of each kernel are a space of their own.
+"""
+
+from __future__ import annotations
+
+from ..kernels.base import Config, ParameterValue
+from ..kernels.device import DeviceSpec
+from ..kernels.gdn_chunk_fwd import GdnChunkProblem
+from ..kernels.gdn_chunk_fwd.problem import DTYPE_BYTES
+from .constraints import TILE_REGISTERS, fits_shared_memory
+from .parameters import ActiveWhen, Parameter, categorical, ordered
+from .space import Constraint, SearchSpace
+
+__all__ = ["SPACES", "triton_space"]
+
+_CUT = (4, 8, 16, 32, 64, 128)
+"""Chunks of a segment."""
+_TILED = ("scan", "transition")
+
+
+def triton_space(problem: GdnChunkProblem, device: DeviceSpec) -> SearchSpace:
+    """The space of the Triton template."""
+    return SearchSpace(
+        template="triton",
+        parameters=(*_algorithm(problem), *_tiles(problem)),
+        constraints=(
+            Constraint("segments of the longest sequence", lambda c: _is_cut(problem, c)),
+            Constraint("tiles within registers", lambda c: _fits_registers(problem, c)),
+            Constraint("tiles within shared memory", lambda c: _fits_smem(problem, device, c)),
+        ),
+        default=_default(problem),
+        seeds=_seeds(problem),
+    )
+
+
+def _algorithm(problem: GdnChunkProblem) -> tuple[Parameter, ...]:
+    """The parameters that kernels share."""
+    is_wide = problem.dtype == "float32"
+    return (
+        categorical("algorithm", "separate", "fused"),
+        ordered("chunk", 16, 32, 64, 128),
+        categorical("form", "wy", "inverse"),
+        categorical("scores", "stored", "computed"),
+        ordered("segment", 0, *_CUT),
+        *([categorical("precision", "ieee", "tf32x3")] if is_wide else []),
+    )
+
+
+def _tiles(problem: GdnChunkProblem) -> tuple[Parameter, ...]:
+    """The parameters of each kernel."""
+    precise = ("tf32x3", "ieee")
+    precisions = precise if problem.dtype == "float32" else ("tf32", *precise)
+    cut, separate = ActiveWhen("segment", _CUT), ActiveWhen("algorithm", ("separate",))
+    norm = [
+        ordered("norm_block_r", 4, 8, 16, 32, 64, part="norm"),
+        ordered("norm_num_warps", 1, 2, 4, 8, part="norm"),
+    ]
+    return (
+        ordered("gate_block_h", 1, 2, 4, 8, 16, part="gate"),
+        ordered("gate_num_warps", 1, 2, 4, part="gate"),
+        *(norm if problem.use_qk_l2norm else []),
+        ordered("intra_block_k", 32, 64, 128, part="intra"),
+        ordered("intra_num_warps", 1, 2, 4, 8, part="intra"),
+        ordered("intra_num_stages", 1, 2, 3, part="intra"),
+        categorical("inverse", "substitution", "doubling", part="intra"),
+        categorical("inverse_gate", "gated", "free", part="intra"),
+        categorical("inverse_precision", *precisions, part="intra"),
+        *_chain("transition", cut),
+        ordered("stitch_block_v", 16, 32, 64, 128, active_when=cut, part="stitch"),
+        ordered("stitch_num_warps", 4, 8, active_when=cut, part="stitch"),
+        ordered("stitch_num_stages", 1, 2, 3, active_when=cut, part="stitch"),
+        categorical("stitch_precision", *precisions, active_when=cut, part="stitch"),
+        *_chain("scan", None),
+        ordered("output_block_k", 32, 64, 128, active_when=separate, part="output"),
+        ordered("output_block_v", 32, 64, 128, active_when=separate, part="output"),
+        ordered("output_num_warps", 2, 4, 8, active_when=separate, part="output"),
+        ordered("output_num_stages", 1, 2, 3, 4, active_when=separate, part="output"),
+    )
+
+
+def _chain(part: str, condition: ActiveWhen | None) -> tuple[Parameter, ...]:
+    return (
+        ordered(f"{part}_block_v", 16, 32, 64, 128, active_when=condition, part=part),
+        ordered(f"{part}_num_warps", 2, 4, 8, active_when=condition, part=part),
+        ordered(f"{part}_num_stages", 1, 2, 3, 4, active_when=condition, part=part),
+    )
+
+
+def _config(problem: GdnChunkProblem, **values: ParameterValue) -> Config:
+    """A config with these values and usual ones elsewhere; what is not active is dropped."""
+    is_wide = problem.dtype == "float32"
+    usual: dict[str, ParameterValue] = {
+        "algorithm": "separate",
+        "chunk": 32 if is_wide else 64,
+        "form": "wy",
+        "scores": "computed",
+        "segment": 0,
+        "precision": "tf32x3",
+        "gate_block_h": 4,
+        "gate_num_warps": 1,
+        "norm_block_r": 16,
+        "norm_num_warps": 4,
+        "intra_block_k": 64,
+        "intra_num_warps": 4,
+        "intra_num_stages": 2,
+        "inverse": "substitution",
+        "inverse_gate": "free",
+        "inverse_precision": "tf32x3" if is_wide else "tf32",
+        "transition_block_v": 32,
+        "transition_num_warps": 4,
+        "transition_num_stages": 2,
+        "stitch_block_v": 32,
+        "stitch_num_warps": 4,
+        "stitch_num_stages": 1,
+        "stitch_precision": "tf32x3",
+        "scan_block_v": 32,
+        "scan_num_warps": 4,
+        "scan_num_stages": 2,
+        "output_block_k": 64,
+        "output_block_v": 64,
+        "output_num_warps": 4,
+        "output_num_stages": 2,
+    }
+    chosen = {**usual, **values}
+    values = {}
+    for parameter in (*_algorithm(problem), *_tiles(problem)):
+        condition = parameter.active_when
+        if condition is None or chosen[condition.parent] in condition.values:
+            values[parameter.name] = chosen[parameter.name]
+    return Config.of("triton", values)
+
+
+def _default(problem: GdnChunkProblem) -> Config:
+    """Fits the 99 KiB of shared memory that a block of the smallest device may ask for."""
+    wide = problem.head_dim_k * DTYPE_BYTES[problem.dtype] > 256
+    return (
+        _config(problem, scan_num_stages=1, chunk=16 if wide else 32) if wide else _config(problem)
+    )
+
+
+def _seeds(problem: GdnChunkProblem) -> tuple[Config, ...]:
+    """One of each kind: FLA's split, FlashQLA's fused scan, both cut into segments."""
+    large = {"scan_block_v": 64, "scan_num_warps": 4}
+    fused: dict[str, ParameterValue] = {"algorithm": "fused"}
+    return (
+        _config(problem, **fused, form="wy", scores="stored", **large),
+        _config(problem, **fused, form="inverse", scores="stored", **large),
+        _config(problem, **fused, form="wy", scores="stored", segment=32, **large),
+        _config(problem, **fused, form="wy", scores="stored", segment=16, **large),
+        _config(problem, segment=16, **large),
+        _config(problem, scan_num_stages=3, output_block_v=128, output_num_warps=8),
+        _config(problem, **fused, form="inverse", scores="computed", **large),
+        _config(problem, **fused, form="inverse", scores="stored", segment=32, **large),
+    )
+
+
+def _is_cut(problem: GdnChunkProblem, config: Config) -> str | None:
+    """Segments that nothing is cut into would be another name for an algorithm without them."""
+    span = int(config["chunk"]) * int(config["segment"])
+    if span and span >= problem.max_seqlen:
+        return f"segments of {span} tokens, the longest sequence has {problem.max_seqlen}"
+    return None
+
+
+def _fits_registers(problem: GdnChunkProblem, config: Config) -> str | None:
+    """Accumulators live in registers: the state and a chunk's errors, or a chunk's products."""
+    chunk = int(config["chunk"])
+    block_k = 1 << (problem.head_dim_k - 1).bit_length()
+    for part in _TILED:
+        block_v = config.get(f"{part}_block_v")
+        if block_v is None:
+            continue
+        is_output = part == "scan" and config["algorithm"] == "fused"
+        elements = (block_k + chunk * (1 + is_output)) * int(block_v)
+        reason = _too_many(part, elements, int(config[f"{part}_num_warps"]))
+        if reason is not None:
+            return reason
+    reason = _too_many("intra", 2 * chunk * chunk, int(config["intra_num_warps"]))
+    if reason is not None or config["algorithm"] == "fused":
+        return reason
+    elements = chunk * (int(config["output_block_v"]) + chunk)
+    return _too_many("output", elements, int(config["output_num_warps"]))
+
+
+def _too_many(part: str, elements: int, num_warps: int) -> str | None:
+    needed = elements // (32 * num_warps)
+    if needed > TILE_REGISTERS:
+        return f"{needed} registers a thread for the tiles of {part}, above {TILE_REGISTERS}"
+    return None
+
+
+def _fits_smem(problem: GdnChunkProblem, device: DeviceSpec, config: Config) -> str | None:
+    """Tiles that loads fill ahead of their use, and the state as an operand."""
+    size = DTYPE_BYTES[problem.dtype]
+    chunk = int(config["chunk"])
+    block_k = 1 << (problem.head_dim_k - 1).bit_length()
+    for part in _TILED:
+        block_v = config.get(f"{part}_block_v")
+        if block_v is None:
+            continue
+        is_output = part == "scan" and config["algorithm"] == "fused"
+        columns = block_k + int(block_v)
+        columns += block_k if config["form"] == "wy" else chunk
+        columns += block_k + chunk * (config["scores"] == "stored") if is_output else 0
+        stages = max(1, int(config[f"{part}_num_stages"]) - 1)
+        needed = size * (stages * chunk * columns + block_k * int(block_v))
+        reason = fits_shared_memory(needed, device)
+        if reason is not None:
+            return f"{part}: {reason}"
+    return None
+
+
+SPACES = {"triton": triton_space}
