@@ -28,6 +28,20 @@ def _diagonal_inverse(lower, CHUNK: tl.constexpr, BASE: tl.constexpr):
 
 
 @triton.jit
+def _merged(x, lower, CHUNK: tl.constexpr, SIZE: tl.constexpr, INVERSE_PRECISION: tl.constexpr):
+    """From the inverses of diagonal blocks of SIZE rows those of twice the size: X - X E X.
+
+    X is their block diagonal, E what of ``lower`` lies in the blocks that are new.
+    """
+    offs = tl.arange(0, CHUNK)
+    row, column = offs[:, None] // SIZE, offs[None, :] // SIZE
+    is_new = (row % 2 == 1) & (column == row - 1)
+    new = tl.where(is_new, lower, 0.0)
+    product = tl.dot(new, x, input_precision=INVERSE_PRECISION)
+    return x - tl.dot(x, product, input_precision=INVERSE_PRECISION)
+
+
+@triton.jit
 def _inverse(
     lower,
     CHUNK: tl.constexpr,
@@ -37,9 +51,8 @@ def _inverse(
 ):
     """(I + lower)^-1 of a strictly lower triangular tile in fp32.
 
-    From the inverses of diagonal blocks of a size those of twice the size: with X their block
-    diagonal and E what of ``lower`` lies in the blocks that are new, X - X E X. "doubling" starts
-    at single elements, "substitution" at blocks of INVERSE_BASE.
+    Diagonal blocks are inverted and merged, two at a time: "doubling" starts at blocks of two, whose
+    inverse is known, "substitution" at blocks of INVERSE_BASE.
     """
     offs = tl.arange(0, CHUNK)
     if INVERSE == "substitution":
@@ -51,13 +64,8 @@ def _inverse(
         x += (offs[:, None] == offs[None, :]).to(tl.float32)
     START: tl.constexpr = INVERSE_BASE if INVERSE == "substitution" else 2
     for level in tl.static_range(0, 6):
-        SIZE: tl.constexpr = START << level
-        if SIZE < CHUNK:
-            row, column = offs[:, None] // SIZE, offs[None, :] // SIZE
-            is_new = (row % 2 == 1) & (column == row - 1)
-            new = tl.where(is_new, lower, 0.0)
-            product = tl.dot(new, x, input_precision=INVERSE_PRECISION)
-            x -= tl.dot(x, product, input_precision=INVERSE_PRECISION)
+        if START << level < CHUNK:
+            x = _merged(x, lower, CHUNK, START << level, INVERSE_PRECISION)
     return x
 
 

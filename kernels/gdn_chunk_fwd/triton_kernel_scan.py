@@ -15,6 +15,16 @@ def _state_offsets(offs_k, offs_v, K: tl.constexpr, V: tl.constexpr, LAYOUT: tl.
 
 
 @triton.jit
+def _load_tile(start, offsets, is_row, is_column, IS_WHOLE: tl.constexpr):
+    """A tile, 0 where a row or a column is not inside; IS_WHOLE: every column is."""
+    if IS_WHOLE:
+        tile = tl.load(start + offsets, is_row[:, None], other=0.0)
+    else:
+        tile = tl.load(start + offsets, is_row[:, None] & is_column[None, :], other=0.0)
+    return tile
+
+
+@triton.jit
 def _scan(
     q,
     k,
@@ -138,74 +148,58 @@ def _scan(
                     is_entry = is_entry & is_v[None, :]
                     state += tl.load(entry_state + entry + offsets, is_entry, other=0.0)
             element = k.dtype.element_ty
-            chunk_index = 0
+            K_WHOLE: tl.constexpr = HEAD_DIM_K == BLOCK_K
+            V_WHOLE: tl.constexpr = HEAD_DIM_V % BLOCK_V == 0 and RESULT != "transition"
+            # Tiles are read at a scalar address plus offsets that no step changes.
+            k_offsets = offs_c[:, None] * k_stride_t.to(tl.int32) + offs_k[None, :]
+            w_offsets = offs_c[:, None] * HEAD_DIM_K + offs_k[None, :]
+            u_offsets = offs_c[:, None] * HEAD_DIM_V + offs_v[None, :]
+            c_offsets = offs_c[:, None] * CHUNK + offs_c[None, :]
+            s_offsets = offs_k[:, None] * HEAD_DIM_V + offs_v[None, :]
+            rows = head.to(tl.int64) * scratch_tokens + first
+            chunk_start = own * 0
             if RESULT == "states":
-                chunk_index = _pieces_before(
+                before = _pieces_before(
                     cu_seqlens, tokens_each, sequence, CHUNK, 0, IS_VARLEN, BLOCK_N
                 )
-                chunk_index += begin // CHUNK
-            rows = head.to(tl.int64) * scratch_tokens + first
+                before += begin // CHUNK
+                chunk_start = (before.to(tl.int64) * NUM_V_HEADS + head) * wide
             for at in tl.range(begin, end, CHUNK, num_stages=NUM_STAGES):
-                local = at + offs_c
-                is_c = local < end
-                row = rows + local
-                token = (first + local).to(tl.int64)
-                is_ck = is_c[:, None] & is_k[None, :]
-                is_cv = is_c[:, None] & is_value[None, :]
-                total = tl.load(total_decay + row, is_c, other=0.0)
+                is_c = offs_c < end - at
+                row = rows + at
+                token = (first + at).to(tl.int64)
+                total = tl.load(total_decay + row + offs_c, is_c, other=0.0)
                 last = tl.load(total_decay + rows + tl.minimum(at + CHUNK, end) - 1)
-                k_tile = tl.load(
-                    k + (token * k_stride_t + qk_head * k_stride_h)[:, None] + offs_k[None, :],
-                    is_ck,
-                    other=0.0,
-                )
+                k_start = k + token * k_stride_t + qk_head * k_stride_h
+                k_tile = _load_tile(k_start, k_offsets, is_c, is_k, K_WHOLE)
                 rounded = state.to(element)
                 if RESULT == "states":
-                    target = (chunk_index.to(tl.int64) * NUM_V_HEADS + head) * wide
-                    target += offs_k[:, None] * HEAD_DIM_V + offs_v[None, :]
-                    tl.store(chunk_state + target, rounded, is_state)
-                    chunk_index += 1
+                    target = chunk_state + chunk_start + s_offsets
+                    tl.store(target, rounded, is_state)
+                    chunk_start += NUM_V_HEADS * wide
                 if FORM == "wy":
-                    w_tile = tl.load(
-                        w + row[:, None] * HEAD_DIM_K + offs_k[None, :], is_ck, other=0.0
-                    )
-                    u_tile = tl.load(
-                        u + row[:, None] * HEAD_DIM_V + offs_v[None, :], is_cv, other=0.0
-                    )
+                    w_tile = _load_tile(w + row * HEAD_DIM_K, w_offsets, is_c, is_k, K_WHOLE)
+                    u_tile = _load_tile(u + row * HEAD_DIM_V, u_offsets, is_c, is_value, V_WHOLE)
                     error = u_tile - tl.dot(w_tile, rounded, input_precision=PRECISION)
                 else:
-                    a_tile = tl.load(
-                        inverse + row[:, None] * CHUNK + offs_c[None, :],
-                        is_c[:, None],
-                        other=0.0,
-                    )
-                    v_tile = tl.load(
-                        v
-                        + (token * v_stride_t + head.to(tl.int64) * v_stride_h)[:, None]
-                        + offs_v[None, :],
-                        is_cv,
-                        other=0.0,
-                    )
+                    a_tile = _load_tile(inverse + row * CHUNK, c_offsets, is_c, is_c, True)
+                    v_start = v + token * v_stride_t + head.to(tl.int64) * v_stride_h
+                    v_offsets = offs_c[:, None] * v_stride_t.to(tl.int32) + offs_v[None, :]
+                    v_tile = _load_tile(v_start, v_offsets, is_c, is_value, V_WHOLE)
                     known = tl.dot(k_tile, rounded, input_precision=PRECISION)
                     wrong = v_tile - tl.exp2(total)[:, None] * known
                     error = tl.dot(a_tile, wrong.to(element), input_precision=PRECISION)
                 if RESULT == "states":
-                    target = row[:, None] * HEAD_DIM_V + offs_v[None, :]
-                    tl.store(errors + target, error.to(element), is_cv)
+                    target = errors + row * HEAD_DIM_V + u_offsets
+                    tl.store(target, error.to(element), is_c[:, None] & is_v[None, :])
                 if RESULT == "output":
-                    q_tile = tl.load(
-                        q + (token * q_stride_t + qk_head * q_stride_h)[:, None] + offs_k[None, :],
-                        is_ck,
-                        other=0.0,
-                    )
+                    q_start = q + token * q_stride_t + qk_head * q_stride_h
+                    q_offsets = offs_c[:, None] * q_stride_t.to(tl.int32) + offs_k[None, :]
+                    q_tile = _load_tile(q_start, q_offsets, is_c, is_k, K_WHOLE)
                     result = tl.dot(q_tile, rounded, input_precision=PRECISION)
                     result = result * (tl.exp2(total) * scale)[:, None]
                     if HAS_SCORES:
-                        p_tile = tl.load(
-                            scores + row[:, None] * CHUNK + offs_c[None, :],
-                            is_c[:, None],
-                            other=0.0,
-                        )
+                        p_tile = _load_tile(scores + row * CHUNK, c_offsets, is_c, is_c, True)
                     else:
                         p = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
                         is_lower = (offs_c[:, None] >= offs_c[None, :]) & is_c[:, None]
@@ -213,13 +207,10 @@ def _scan(
                         decay = tl.exp2(tl.where(is_lower, difference, float("-inf")))
                         p_tile = (p * decay * scale).to(element)
                     result = tl.dot(p_tile, error.to(element), result, input_precision=PRECISION)
-                    tl.store(
-                        out
-                        + (token * out_stride_t + head.to(tl.int64) * out_stride_h)[:, None]
-                        + offs_v[None, :],
-                        result.to(element),
-                        is_cv,
-                    )
+                    out_start = out + token * out_stride_t + head.to(tl.int64) * out_stride_h
+                    out_offsets = offs_c[:, None] * out_stride_t.to(tl.int32) + offs_v[None, :]
+                    is_out = is_c[:, None] & is_v[None, :]
+                    tl.store(out_start + out_offsets, result.to(element), is_out)
                 left = tl.where(is_c, tl.exp2(last - total), 0.0)
                 decayed = (error * left[:, None]).to(element)
                 state = state * tl.exp2(last)
