@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..kernels.paged_decode.inputs import Rope
-from . import gdn
+from . import flashinfer, gdn
 from .attention_states import merge_state, merge_states
 from .mla_decode import mla_decode
 from .page_table import PageTable
@@ -13,6 +13,7 @@ from .shared_prefix_decode import shared_prefix_decode
 __all__ = [
     "PageTable",
     "Rope",
+    "flashinfer",
     "gdn",
     "merge_state",
     "merge_states",

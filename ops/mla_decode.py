@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from ..errors import UsageError
-from .checks import wrong
+from .checks import refuse_grad, wrong
 from .decode_inputs import checked_outputs, checked_query, inputs_of
 from .decode_launch import launch, mixes_to_try
 from .decode_options import DecodeOptions, LseBase, Scale
 from .kv_cache import joined, with_dtype
+from .library import TracedFunction, is_traced
 from .page_table import page_table_of
 
 __all__ = ["mla_decode"]
@@ -83,6 +85,31 @@ def mla_decode(
         UnsupportedError: no template serves the problem on this GPU.
         StoreError: a database cannot be read.
     """
+    if is_traced(*((q,) if isinstance(q, torch.Tensor) else q)):
+        refuse_grad(_FUNCTION, *((q,) if isinstance(q, torch.Tensor) else q))
+        return _traced(
+            q=q,
+            kv_cache=kv_cache,
+            kv_indptr=kv_indptr,
+            kv_indices=kv_indices,
+            kv_last_page_len=kv_last_page_len,
+            sm_scale=sm_scale,
+            head_dim_v=head_dim_v,
+            block_table=block_table,
+            seq_lens=seq_lens,
+            kv_dtype=kv_dtype,
+            q_scale=q_scale,
+            kv_scale=kv_scale,
+            is_causal=is_causal,
+            window_left=window_left,
+            soft_cap=soft_cap,
+            sinks=sinks,
+            lengths=lengths,
+            out=out,
+            lse=lse,
+            return_lse=return_lse,
+            lse_base=lse_base,
+        )
     table = page_table_of(
         _FUNCTION,
         kv_indptr=kv_indptr,
@@ -133,3 +160,24 @@ def _latent_views(
         raise wrong(_FUNCTION, "device of kv_cache", str(rows.device), allowed)
     k = with_dtype(_FUNCTION, "kv_cache", rows, kv_dtype, q.dtype).unsqueeze(2)
     return k, k[..., :head_dim_v]
+
+
+def _allocated(spelt: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs as ``checked_outputs`` makes them, for arguments of the operator."""
+    q = spelt["q"][0]
+    shape = (*q.shape[:2], spelt.get("head_dim_v", 512))
+    return q.new_empty(shape), q.new_empty(shape[:2], dtype=torch.float32)
+
+
+_traced = TracedFunction(
+    mla_decode,
+    "Tensor[] q, Tensor[] kv_cache, Tensor? kv_indptr=None, Tensor? kv_indices=None, "
+    "Tensor? kv_last_page_len=None, *, float sm_scale, SymInt head_dim_v=512, "
+    "Tensor? block_table=None, Tensor? seq_lens=None, str? kv_dtype=None, float q_scale=1.0, "
+    "float kv_scale=1.0, Tensor? kv_scale_tensor=None, bool is_causal=True, "
+    "SymInt window_left=-1, float? soft_cap=None, Tensor? sinks=None, str? lengths=None, "
+    "str lse_base='2'",
+    _allocated,
+    lists=("q", "kv_cache"),
+    scales=("kv_scale",),
+)

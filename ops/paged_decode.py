@@ -6,17 +6,20 @@ latter. The checks read shapes, never values, so that no call waits for the devi
 
 from __future__ import annotations
 
-from typing import Unpack
+from collections.abc import Mapping
+from typing import Any, Unpack
 
 import torch
 
 from ..errors import UsageError
 from ..kernels.paged_decode.inputs import Rope
 from ..tuner.dispatch import LookupResult
+from .checks import refuse_grad
 from .decode_inputs import checked_outputs, checked_query, inputs_of
 from .decode_launch import launch, mixes_to_try, resolve
 from .decode_options import DecodeOptions, LseBase, Scale
 from .kv_cache import KvCache, kv_views
+from .library import TracedFunction, is_traced
 from .page_table import PageTable, page_table_of
 
 __all__ = ["paged_decode", "resolve_paged_decode"]
@@ -106,6 +109,34 @@ def paged_decode(
         UnsupportedError: no template serves the problem on this GPU.
         StoreError: a database cannot be read.
     """
+    if is_traced(q):
+        refuse_grad(_FUNCTION, q)
+        return _traced(
+            q=q,
+            kv_cache=kv_cache,
+            kv_indptr=kv_indptr,
+            kv_indices=kv_indices,
+            kv_last_page_len=kv_last_page_len,
+            block_table=block_table,
+            seq_lens=seq_lens,
+            kv_layout=kv_layout,
+            kv_dtype=kv_dtype,
+            sm_scale=sm_scale,
+            q_scale=q_scale,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            is_causal=is_causal,
+            window_left=window_left,
+            soft_cap=soft_cap,
+            sinks=sinks,
+            alibi_slopes=alibi_slopes,
+            rope=rope,
+            lengths=lengths,
+            out=out,
+            lse=lse,
+            return_lse=return_lse,
+            lse_base=lse_base,
+        )
     table = page_table_of(
         _FUNCTION,
         kv_indptr=kv_indptr,
@@ -160,3 +191,26 @@ def resolve_paged_decode(
     if inputs.batch == 0:
         raise UsageError(f"{function} got a page table of 0 requests: nothing would run")
     return resolve(function, inputs, mixes_to_try(function, lengths))
+
+
+def _allocated(spelt: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs as ``checked_outputs`` makes them, for arguments of the operator."""
+    q = spelt["q"][0]
+    return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(
+        q.shape[:2], dtype=torch.float32
+    )
+
+
+_traced = TracedFunction(
+    paged_decode,
+    "Tensor[] q, Tensor[] kv_cache, Tensor? kv_indptr=None, Tensor? kv_indices=None, "
+    "Tensor? kv_last_page_len=None, *, Tensor? block_table=None, Tensor? seq_lens=None, "
+    "str kv_layout='NHD', str? kv_dtype=None, float? sm_scale=None, float q_scale=1.0, "
+    "float k_scale=1.0, Tensor? k_scale_tensor=None, float v_scale=1.0, "
+    "Tensor? v_scale_tensor=None, bool is_causal=True, SymInt window_left=-1, "
+    "float? soft_cap=None, Tensor? sinks=None, Tensor? alibi_slopes=None, float[]? rope=None, "
+    "str? lengths=None, str lse_base='2'",
+    _allocated,
+    lists=("q", "kv_cache"),
+    scales=("k_scale", "v_scale"),
+)

@@ -1,0 +1,138 @@
+"""Registers public functions with ``torch.library``, so that ``torch.compile`` traces through.
+
+A call on plain tensors outside a trace never comes here: the dispatcher costs microseconds. Under a
+trace the function calls its operator, whose implementation is the function itself on real tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..kernels.paged_decode.inputs import Rope
+
+__all__ = ["NAMESPACE", "TracedFunction", "is_traced"]
+
+NAMESPACE = "tilescout"
+
+_torch_library: Any = torch.library  # torch leaves these calls untyped
+_library = _torch_library.Library(NAMESPACE, "FRAGMENT")
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_TENSOR_SUFFIX = "_tensor"
+
+
+def is_traced(*tensors: object) -> bool:
+    """Whether a trace runs, or one of the tensors has no memory (a fake or functional one)."""
+    if torch.compiler.is_compiling():
+        return True
+    return any(isinstance(x, torch.Tensor) and type(x) not in _PLAIN for x in tensors)
+
+
+class TracedFunction:
+    """A function as an operator that allocates what it returns, and one that writes into outputs.
+
+    The operators are ``tilescout::NAME`` and ``tilescout::NAME_out``. What a schema cannot say is
+    spelt out: a tensor or a sequence of tensors is a list, a number or a tensor is two arguments
+    (``NAME`` and ``NAME_tensor``), a ``Rope`` two numbers.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        parameters: str,
+        allocate: Callable[[Mapping[str, Any]], tuple[torch.Tensor, torch.Tensor]],
+        *,
+        lists: Sequence[str],
+        scales: Sequence[str],
+    ) -> None:
+        """Registers both.
+
+        Args:
+            function: Takes its arguments by name, and ``out``, ``lse`` and ``return_lse``.
+            parameters: Schema of its arguments but these three.
+            allocate: Outputs for arguments as the schema has them: ``(out, lse)``.
+            lists: Arguments that are a tensor or a sequence of tensors.
+            scales: Arguments that are a number or a tensor.
+        """
+        self._function = function
+        self._allocate = allocate
+        self._lists, self._scales = tuple(lists), tuple(scales)
+        name = function.__name__
+        new = f"{name}({parameters}, bool return_lse=False) -> (Tensor, Tensor)"
+        into = f"{name}_out({parameters}, Tensor(a!) out, Tensor(b!)? lse=None) -> ()"
+        for schema, run, fake in (
+            (new, self._run_new, self._fake_new),
+            (into, self._run_into, lambda *args, **kwargs: None),
+        ):
+            operator = schema.partition("(")[0]
+            # Inductor must not choose strides: kernels and winners are for those of the caller.
+            _library.define(schema, tags=(torch.Tag.needs_exact_strides,))
+            for key in ("CUDA", "CPU"):
+                _library.impl(operator, run, key)
+            torch.library.register_fake(f"{NAMESPACE}::{operator}", fake, lib=_library)
+        namespace = getattr(torch.ops, NAMESPACE)
+        self._new = getattr(namespace, name).default
+        self._into = getattr(namespace, f"{name}_out").default
+
+    def __call__(self, **arguments: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Calls the operator that fits; arguments and result are those of the function."""
+        out, lse = arguments.pop("out"), arguments.pop("lse")
+        return_lse = arguments.pop("return_lse")
+        spelt = self._spell(arguments)
+        if out is None and lse is None:
+            new: tuple[torch.Tensor, torch.Tensor] = self._new(**spelt, return_lse=return_lse)
+            return new if return_lse else new[0]
+        wants_lse = return_lse or lse is not None
+        spare_out, spare_lse = self._allocate(spelt)
+        out = spare_out if out is None else out
+        lse = spare_lse if lse is None and wants_lse else lse
+        self._into(**spelt, out=out, lse=lse)
+        result: torch.Tensor = out
+        return result if lse is None else (result, lse)
+
+    def _spell(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        spelt = dict(arguments)
+        for name in self._lists:
+            value = spelt[name]
+            spelt[name] = [value] if isinstance(value, torch.Tensor) else list(value)
+        for name in self._scales:
+            if isinstance(spelt[name], torch.Tensor):
+                spelt[name + _TENSOR_SUFFIX] = spelt[name]
+                spelt[name] = 1.0
+        if spelt.get("rope") is not None:
+            spelt["rope"] = [spelt["rope"].theta, spelt["rope"].scale]
+        return spelt
+
+    def _unspell(self, spelt: Mapping[str, Any]) -> dict[str, Any]:
+        arguments = dict(spelt)
+        for name in self._lists:
+            arguments[name] = arguments[name][0] if len(arguments[name]) == 1 else arguments[name]
+        for name in self._scales:
+            tensor = arguments.pop(name + _TENSOR_SUFFIX, None)
+            arguments[name] = arguments.get(name, 1.0) if tensor is None else tensor
+        if arguments.get("rope") is not None:
+            arguments["rope"] = Rope(*arguments["rope"])
+        return arguments
+
+    def _run_new(self, q: Any, kv_cache: Any, *table: Any, **spelt: Any) -> Any:
+        return_lse = spelt.pop("return_lse", False)
+        arguments = self._unspell({"q": q, "kv_cache": kv_cache, **spelt})
+        result = self._function(
+            arguments.pop("q"),
+            arguments.pop("kv_cache"),
+            *table,
+            **arguments,
+            return_lse=return_lse,
+        )
+        return result if return_lse else (result, result.new_empty(0, dtype=torch.float32))
+
+    def _fake_new(self, q: Any, kv_cache: Any, *table: Any, **spelt: Any) -> Any:
+        del table
+        out, lse = self._allocate({"q": q, "kv_cache": kv_cache, **spelt})
+        return (out, lse) if spelt.get("return_lse") else (out, lse.new_empty(0))
+
+    def _run_into(self, q: Any, kv_cache: Any, *table: Any, **spelt: Any) -> None:
+        arguments = self._unspell({"q": q, "kv_cache": kv_cache, **spelt})
+        self._function(arguments.pop("q"), arguments.pop("kv_cache"), *table, **arguments)
