@@ -1,7 +1,8 @@
 """Gated delta net with the signatures of flash-linear-attention, and decode over a state pool.
 
 Checks the tensors, looks the config up, launches. The checks read shapes, never values, so that no
-call waits for the device. Nothing here is differentiable.
+call waits for the device. Nothing here is differentiable. ``gdn_chunk`` owns the function over
+whole sequences.
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ from typing import Any
 
 import torch
 
-from ..errors import UnsupportedError, UsageError
+from ..errors import UsageError
 from ..kernels.base import Launcher
 from ..kernels.gdn_decode import GdnDecodeInputs, GdnDecodeOutputs, GdnDecodeProblem
-from ..kernels.gdn_decode.problem import DTYPE_BYTES, STATE_DTYPES, STATE_LAYOUTS
+from ..kernels.gdn_decode.problem import STATE_DTYPES, STATE_LAYOUTS
 from ..kernels.registry import template
 from ..tuner.dispatch import LookupResult, current_snapshot
 from .checks import check_index, check_shape, refuse_grad, wrong
+from .gdn_checks import check_tokens, gate_inputs, num_sequences, refuse_arguments
+from .gdn_chunk import chunk_gated_delta_rule
 from .launchers import LauncherCache
 from .on_device import device_spec, dtype_name, on_device
 
-__all__ = ["fused_recurrent_gated_delta_rule", "gdn_decode"]
+__all__ = ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "gdn_decode"]
 
 _launchers = LauncherCache()
 _RECURRENT = "fused_recurrent_gated_delta_rule"
@@ -80,21 +83,21 @@ def fused_recurrent_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
             requires grad under grad mode.
         UnsupportedError: no template serves the problem on this GPU.
     """
-    _refuse(_RECURRENT, gk=gk, gv=gv, **unknown)
-    _check_tokens(_RECURRENT, q, k, v)
+    refuse_arguments(_RECURRENT, gk=gk, gv=gv, **unknown)
+    check_tokens(_RECURRENT, q, k, v)
     refuse_grad(_RECURRENT, q, k, v, g, beta, initial_state, A_log, dt_bias)
     if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
         raise UsageError(
             f"allow_neg_eigval=True of {_RECURRENT} needs use_beta_sigmoid_in_kernel=True: without "
             "it, pass 2 * beta"
         )
-    batch, num_v_heads = _num_sequences(q, cu_seqlens), v.shape[2]
+    batch, num_v_heads = num_sequences(_RECURRENT, q, cu_seqlens), v.shape[2]
     dims = (q.shape[3], v.shape[3])
     state_shape = (batch, num_v_heads, *(dims[::-1] if state_v_first else dims))
     if initial_state is not None:
         check_shape(_RECURRENT, "initial_state", initial_state, state_shape)
         initial_state = initial_state.float().contiguous()
-    gates = _gate_inputs(
+    gates = gate_inputs(
         *(_RECURRENT, v), g=g, beta=beta, a_log=A_log, dt_bias=dt_bias, is_fused=use_gate_in_kernel
     )
     final_state = None
@@ -164,7 +167,7 @@ def gdn_decode(  # noqa: PLR0917  (what a layer has, in the order of its formula
         UnsupportedError: no template serves the problem on this GPU.
     """
     name = "gdn_decode"
-    _check_tokens(name, q, k, v)
+    check_tokens(name, q, k, v)
     refuse_grad(name, q, k, v, g, beta, state, A_log, dt_bias)
     if state_layout not in STATE_LAYOUTS:
         raise UsageError(f"state_layout={state_layout!r} of {name}: one of KV, VK")
@@ -184,9 +187,7 @@ def gdn_decode(  # noqa: PLR0917  (what a layer has, in the order of its formula
     if out.dtype != v.dtype or not out.is_contiguous():
         raise wrong(name, "out", (out.dtype, out.stride()), f"contiguous {v.dtype}")
     is_fused = A_log is not None
-    gates = _gate_inputs(
-        *(name, v), g=g, beta=beta, a_log=A_log, dt_bias=dt_bias, is_fused=is_fused
-    )
+    gates = gate_inputs(*(name, v), g=g, beta=beta, a_log=A_log, dt_bias=dt_bias, is_fused=is_fused)
     inputs = GdnDecodeInputs(
         *(q, k, v, *gates),
         state=state,
@@ -208,7 +209,7 @@ def _problem_of(
     inputs: GdnDecodeInputs, *, state_dtype: str, state_layout: str, use_qk_l2norm: bool
 ) -> GdnDecodeProblem:
     q, v = inputs.q, inputs.v
-    batch = _num_sequences(q, inputs.cu_seqlens)
+    batch = num_sequences(_RECURRENT, q, inputs.cu_seqlens)
     return _problem(
         batch=max(1, batch),
         num_steps=max(1, q.shape[0] * q.shape[1] // max(1, batch)),
@@ -257,78 +258,3 @@ def _launch(
 
 def _build(result: LookupResult, problem: GdnDecodeProblem, inputs: GdnDecodeInputs) -> Launcher:
     return template(problem.op, result.template).build(problem, result.config, inputs)
-
-
-def _num_sequences(q: torch.Tensor, cu_seqlens: torch.Tensor | None) -> int:
-    if cu_seqlens is None:
-        return q.shape[0]
-    if q.shape[0] != 1:
-        raise wrong(_RECURRENT, "batch of q", q.shape[0], "1 where cu_seqlens is given")
-    if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 1:
-        raise wrong(_RECURRENT, "shape of cu_seqlens", tuple(cu_seqlens.shape), "[N + 1]")
-    check_index(_RECURRENT, "cu_seqlens", cu_seqlens, q.device)
-    return cu_seqlens.numel() - 1
-
-
-def _gate_inputs(
-    function: str,
-    v: torch.Tensor,
-    *,
-    g: torch.Tensor | None,
-    beta: torch.Tensor | None,
-    a_log: torch.Tensor | None,
-    dt_bias: torch.Tensor | None,
-    is_fused: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """(gate, beta, A_log, dt_bias) as the kernel reads them."""
-    tokens = tuple(v.shape[:3])
-    if g is None and is_fused:
-        raise UsageError(f"use_gate_in_kernel=True of {function} needs g, the raw projection")
-    g = v.new_zeros(tokens, dtype=torch.float32) if g is None else g
-    beta = v.new_ones(tokens, dtype=torch.float32) if beta is None else beta
-    for name, tensor in (("g", g), ("beta", beta)):
-        check_shape(function, name, tensor, tokens)
-        if dtype_name(tensor.dtype) not in DTYPE_BYTES:
-            raise wrong(function, f"dtype of {name}", tensor.dtype, "fp32, bf16 or fp16")
-    if not is_fused:
-        return g.contiguous(), beta.contiguous(), None, None
-    if a_log is None:
-        raise UsageError(f"use_gate_in_kernel=True of {function} needs A_log of shape [HV]")
-    check_shape(function, "A_log", a_log, (v.shape[2],))
-    dt_bias = torch.zeros_like(a_log) if dt_bias is None else dt_bias
-    check_shape(function, "dt_bias", dt_bias, (v.shape[2],))
-    return g.contiguous(), beta.contiguous(), a_log.float(), dt_bias.float()
-
-
-def _refuse(function: str, **arguments: object) -> None:
-    given = [name for name, value in arguments.items() if value is not None]
-    if given:
-        raise UnsupportedError(
-            f"{function} does not support {', '.join(given)}: leave it out, or use FLA's function"
-        )
-
-
-def _check_tokens(function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    if q.dim() != 4:
-        raise wrong(function, "shape of q", tuple(q.shape), "[B, T, H, K]")
-    check_shape(function, "k", k, tuple(q.shape))
-    if v.dim() != 4 or v.shape[:2] != q.shape[:2] or v.shape[2] % q.shape[2]:
-        allowed = f"[{q.shape[0]}, {q.shape[1]}, HV, V] with HV a multiple of H={q.shape[2]}"
-        raise wrong(function, "shape of v", tuple(v.shape), allowed)
-    if dtype_name(q.dtype) not in DTYPE_BYTES:
-        raise wrong(function, "dtype of q", q.dtype, "bf16, fp16 or fp32")
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.dtype != q.dtype:
-            raise wrong(function, f"dtype of {name}", tensor.dtype, f"that of q, {q.dtype}")
-        if tensor.device != q.device:
-            raise wrong(function, f"device of {name}", str(tensor.device), f"{q.device}")
-        if not _is_token_major(tensor):
-            allowed = "contiguous in the last axis and over batch and time: call .contiguous()"
-            raise wrong(function, f"stride of {name}", tensor.stride(), allowed)
-
-
-def _is_token_major(tensor: torch.Tensor) -> bool:
-    """Whether token t of sequence b lies ``(b * T + t) * stride(1)`` from the start."""
-    batch, num_steps = tensor.shape[:2]
-    spans = batch <= 1 or num_steps == 0 or tensor.stride(0) == num_steps * tensor.stride(1)
-    return tensor.stride(-1) == 1 and spans
