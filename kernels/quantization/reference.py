@@ -46,7 +46,7 @@ def quantize(
     convention = convention or block_format.default_convention
     block_format.check_convention(convention)
     check_blocks(values.shape[-1], block_format)
-    blocks = values.float().unflatten(-1, (-1, block_format.block_size))
+    blocks = _in_blocks(values.float(), block_format)
     if block_format is NVFP4:
         tensor_scale = unit_tensor_scale(values.device) if tensor_scale is None else tensor_scale
         scales, factors = _nvfp4_scales(blocks, tensor_scale, convention)
@@ -68,8 +68,14 @@ def dequantize(quantized: BlockTensor) -> torch.Tensor:
     is_power = quantized.block_format is MXFP4
     factors = e8m0_to_float32(scales) if is_power else scales.float()
     values = decode(unpack(quantized.codes))
-    blocks = values.unflatten(-1, (-1, quantized.block_format.block_size))
+    blocks = _in_blocks(values, quantized.block_format)
     return (blocks * factors[..., None]).flatten(-2) * quantized.tensor_scale
+
+
+def _in_blocks(values: torch.Tensor, block_format: BlockFormat) -> torch.Tensor:
+    *rows, elements = values.shape
+    num_blocks = elements // block_format.block_size
+    return values.reshape(*rows, num_blocks, block_format.block_size)
 
 
 def e8m0_to_float32(scale_bytes: torch.Tensor) -> torch.Tensor:

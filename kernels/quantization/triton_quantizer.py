@@ -108,7 +108,7 @@ def _quantize(
     num_rows, num_elements = (head_dim, tokens) if along_keys else (tokens, head_dim)
     padded = padded_keys if padded_keys is not None else head_dim
     num_blocks = padded // block_format.block_size
-    shape = (num_rows, num_blocks)
+    shape: tuple[int, ...] = (num_rows, num_blocks)
     if scale_layout == "swizzled":
         shape = (swizzled_elements(num_rows, num_blocks),)
     codes = x.new_empty((batch, heads, num_rows, padded // 2), dtype=torch.uint8)
