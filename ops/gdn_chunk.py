@@ -107,7 +107,9 @@ def chunk_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
     if initial_state is not None:
         check_shape(_FUNCTION, "initial_state", initial_state, state_shape)
         if initial_state.device != q.device:
-            raise wrong(_FUNCTION, "device of initial_state", str(initial_state.device), q.device)
+            raise wrong(
+                _FUNCTION, "device of initial_state", str(initial_state.device), str(q.device)
+            )
         initial_state = initial_state.float().contiguous()
     gates = gate_inputs(
         *(_FUNCTION, v), g=g, beta=beta, a_log=A_log, dt_bias=dt_bias, is_fused=use_gate_in_kernel

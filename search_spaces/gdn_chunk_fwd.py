@@ -112,7 +112,7 @@ def _config(problem: GdnChunkProblem, **values: ParameterValue) -> Config:
         "transition_num_warps": 4,
         "transition_num_stages": 2,
         "stitch_block_v": 32,
-        "stitch_num_warps": 4,
+        "stitch_num_warps": 8,
         "stitch_num_stages": 1,
         "stitch_precision": "tf32x3",
         "scan_block_v": 32,
@@ -132,27 +132,35 @@ def _config(problem: GdnChunkProblem, **values: ParameterValue) -> Config:
     return Config.of("triton", values)
 
 
+def _row_bytes(problem: GdnChunkProblem) -> int:
+    return problem.head_dim_k * DTYPE_BYTES[problem.dtype]
+
+
 def _default(problem: GdnChunkProblem) -> Config:
     """Fits the 99 KiB of shared memory that a block of the smallest device may ask for."""
-    wide = problem.head_dim_k * DTYPE_BYTES[problem.dtype] > 256
-    return (
-        _config(problem, scan_num_stages=1, chunk=16 if wide else 32) if wide else _config(problem)
-    )
+    if _row_bytes(problem) > 256:
+        return _config(problem, scan_num_stages=1, chunk=16)
+    return _config(problem)
 
 
 def _seeds(problem: GdnChunkProblem) -> tuple[Config, ...]:
     """One of each kind: FLA's split, FlashQLA's fused scan, both cut into segments."""
-    large = {"scan_block_v": 64, "scan_num_warps": 4}
-    fused: dict[str, ParameterValue] = {"algorithm": "fused"}
+    large: dict[str, ParameterValue] = {"scan_block_v": 64, "scan_num_warps": 8}
+    if _row_bytes(problem) > 256:
+        large = {"chunk": 16, "scan_block_v": 32, "scan_num_warps": 8, "scan_num_stages": 1}
+    fused: dict[str, ParameterValue] = {**large, "algorithm": "fused"}
+    stored: dict[str, ParameterValue] = {**fused, "scores": "stored"}
     return (
-        _config(problem, **fused, form="wy", scores="stored", **large),
-        _config(problem, **fused, form="inverse", scores="stored", **large),
-        _config(problem, **fused, form="wy", scores="stored", segment=32, **large),
-        _config(problem, **fused, form="wy", scores="stored", segment=16, **large),
-        _config(problem, segment=16, **large),
+        _config(problem, **stored),
+        _config(problem, **stored, form="inverse"),
+        _config(problem, **stored, segment=32),
+        _config(problem, **stored, segment=16),
+        _config(problem, **large, segment=16),
         _config(problem, scan_num_stages=3, output_block_v=128, output_num_warps=8),
-        _config(problem, **fused, form="inverse", scores="computed", **large),
-        _config(problem, **fused, form="inverse", scores="stored", segment=32, **large),
+        _config(problem, **fused, form="inverse"),
+        _config(problem, **stored, form="inverse", segment=32),
+        _config(problem, **{**stored, "scan_block_v": 32, "scan_num_warps": 4}),
+        _config(problem, **{**stored, "scan_num_warps": 4, "scan_num_stages": 1}),
     )
 
 
@@ -192,7 +200,11 @@ def _too_many(part: str, elements: int, num_warps: int) -> str | None:
 
 
 def _fits_smem(problem: GdnChunkProblem, device: DeviceSpec, config: Config) -> str | None:
-    """Tiles that loads fill ahead of their use, and the state as an operand."""
+    """Tiles that loads fill ahead of their use.
+
+    Products of warp groups and tensor memory read a tile in place, so that it counts until the step
+    is over: seen in binaries for sm_90 and sm_100, and one buffer less in those for sm_120.
+    """
     size = DTYPE_BYTES[problem.dtype]
     chunk = int(config["chunk"])
     block_k = 1 << (problem.head_dim_k - 1).bit_length()
@@ -204,9 +216,8 @@ def _fits_smem(problem: GdnChunkProblem, device: DeviceSpec, config: Config) -> 
         columns = block_k + int(block_v)
         columns += block_k if config["form"] == "wy" else chunk
         columns += block_k + chunk * (config["scores"] == "stored") if is_output else 0
-        stages = max(1, int(config[f"{part}_num_stages"]) - 1)
-        needed = size * (stages * chunk * columns + block_k * int(block_v))
-        reason = fits_shared_memory(needed, device)
+        buffers = max(1, int(config[f"{part}_num_stages"]) - (device.arch >= 120))
+        reason = fits_shared_memory(size * buffers * chunk * columns, device)
         if reason is not None:
             return f"{part}: {reason}"
     return None
