@@ -9,19 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..prediction.roofline import peak_flops_per_us, roofline_us
-from ..records import Provenance
+from .baselines import TRUST, mixture
 from .searches import Search
 from .wording import changed_parameters, iso_time, versions_text
 
 __all__ = ["ComparisonRow", "comparison_rows", "side_by_side"]
-
-_TRUST = (
-    Provenance.MEASURED,
-    Provenance.PUBLISHED,
-    Provenance.PREDICTED,
-    Provenance.DEFAULT,
-)
-"""Which time of a SKU stands for it where it has several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +64,7 @@ def side_by_side(searches: Iterable[Search]) -> list[dict[str, list[Search]]]:
     common = [by_sku for by_sku in grouped.values() if len(by_sku) > 1]
     for by_sku in common:
         for found in by_sku.values():
-            found.sort(key=lambda search: _TRUST.index(search.key.provenance))
+            found.sort(key=lambda search: TRUST.index(search.key.provenance))
     return common
 
 
@@ -117,7 +109,7 @@ def _compare(base: Search, other: Search) -> ComparisonRow:
         time_us=time_us,
         provenance=other.key.provenance.value,
         speedup=speedup,
-        speedup_provenance=_mixture(base.key.provenance, other.key.provenance),
+        speedup_provenance=mixture(base.key.provenance, other.key.provenance),
         bandwidth_ratio=bandwidth_ratio,
         peak_ratio=peak_flops_per_us(device, dtype) / peak_flops_per_us(base_device, dtype),
         roofline_ratio=base_bound / bound,
@@ -144,9 +136,3 @@ def best_us(search: Search) -> float:
     time_us = search.best.evaluation.time_us
     assert time_us is not None
     return time_us
-
-
-def _mixture(base: Provenance, other: Provenance) -> str:
-    if base is other:
-        return other.value
-    return f"mixed: {base.value} / {other.value}"

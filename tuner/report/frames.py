@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 import pandas as pd
 
-from . import rows
+from . import baseline_rows, evidence, rows, search_rows, transfer
+from .baselines import Baseline
 from .comparison import ComparisonRow, comparison_rows
 from .searches import Search, ordered_skus, shown
 
@@ -27,10 +29,18 @@ class ReportFrames:
     devices: pd.DataFrame
     summary: pd.DataFrame
     results: pd.DataFrame
+    baselines: pd.DataFrame
     comparison: pd.DataFrame
+    transfer_summary: pd.DataFrame
+    transfer: pd.DataFrame
+    libraries_summary: pd.DataFrame
+    libraries: pd.DataFrame
+    importance: pd.DataFrame
+    best_configs: pd.DataFrame
+    accuracy: pd.DataFrame
+    progress: pd.DataFrame
     binaries: pd.DataFrame
     searches: pd.DataFrame
-    progress: pd.DataFrame
     failures: pd.DataFrame
 
     def named(self) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -39,41 +49,89 @@ class ReportFrames:
             yield field.name, getattr(self, field.name)
 
 
-def build_frames(searches: Sequence[Search], skus: Sequence[str] | None = None) -> ReportFrames:
+def build_frames(
+    searches: Sequence[Search],
+    skus: Sequence[str] | None = None,
+    baselines: Sequence[Baseline] = (),
+) -> ReportFrames:
     """All tables of these searches; ``skus`` gives the order of SKUs, None leaves it to the data.
 
-    Results, comparison and binaries speak of one search a problem, SKU, provenance and policy;
-    devices, searches, progress and failures of all.
+    Results, what stands behind them and comparisons speak of one search a problem, SKU, provenance
+    and policy; devices, searches, progress and failures of all.
     """
-    order = ordered_skus(searches, skus)
-    current = shown(searches)
-    shown_digests = {search.key.digest for search in current}
+    order = ordered_skus(searches, skus, baselines)
     everything = sorted(searches, key=lambda s: order.index(s.sku))
-    current = tuple(sorted(current, key=lambda s: order.index(s.sku)))
+    current = tuple(sorted(shown(searches), key=lambda s: order.index(s.sku)))
     return ReportFrames(
-        devices=frame_of(rows.DeviceRow, rows.device_rows(everything)),
-        summary=frame_of(rows.SummaryRow, rows.summary_rows(current)),
         results=frame_of(rows.ResultRow, map(rows.result_row, current)),
-        comparison=frame_of(ComparisonRow, comparison_rows(current, order)),
-        binaries=frame_of(rows.BinaryRow, (r for s in current for r in rows.binary_rows(s))),
-        searches=frame_of(
-            rows.SearchRow,
-            (rows.search_row(s, is_shown=s.key.digest in shown_digests) for s in everything),
-        ),
-        progress=frame_of(rows.ProgressRow, (r for s in everything for r in rows.progress_rows(s))),
-        failures=frame_of(rows.FailureRow, rows.failure_rows(everything)),
+        summary=frame_of(rows.SummaryRow, rows.summary_rows(current)),
+        **_evidence_frames(current),
+        **_comparison_frames(current, order, baselines),
+        **_search_frames(everything, {search.key.digest for search in current}),
     )
+
+
+def _evidence_frames(current: Sequence[Search]) -> dict[str, pd.DataFrame]:
+    accuracy = filter(None, map(evidence.accuracy_row, current))
+    return {
+        "best_configs": frame_of(
+            evidence.BestConfigRow, (r for s in current for r in evidence.best_config_rows(s))
+        ),
+        "accuracy": frame_of(evidence.AccuracyRow, accuracy),
+        "importance": frame_of(evidence.ImportanceRow, evidence.importance_rows(current)),
+        "binaries": frame_of(
+            search_rows.BinaryRow, (r for s in current for r in search_rows.binary_rows(s))
+        ),
+    }
+
+
+def _comparison_frames(
+    current: Sequence[Search], order: Sequence[str], baselines: Sequence[Baseline]
+) -> dict[str, pd.DataFrame]:
+    sorted_baselines = sorted(baselines, key=lambda b: order.index(b.sku))
+    libraries = list(baseline_rows.library_rows(sorted_baselines, order))
+    transfers = list(transfer.transfer_rows(current, order))
+    return {
+        "baselines": frame_of(
+            baseline_rows.BaselineRow, baseline_rows.baseline_rows(sorted_baselines, current)
+        ),
+        "comparison": frame_of(ComparisonRow, comparison_rows(current, order)),
+        "libraries": frame_of(baseline_rows.LibraryRow, libraries),
+        "libraries_summary": frame_of(
+            baseline_rows.LibrarySummaryRow, baseline_rows.library_summary_rows(libraries)
+        ),
+        "transfer": frame_of(transfer.TransferRow, transfers),
+        "transfer_summary": frame_of(
+            transfer.TransferPairRow, transfer.transfer_pair_rows(transfers)
+        ),
+    }
+
+
+def _search_frames(
+    everything: Sequence[Search], shown_digests: Collection[str]
+) -> dict[str, pd.DataFrame]:
+    return {
+        "devices": frame_of(rows.DeviceRow, rows.device_rows(everything)),
+        "searches": frame_of(
+            search_rows.SearchRow,
+            (search_rows.search_row(s, is_shown=s.key.digest in shown_digests) for s in everything),
+        ),
+        "progress": frame_of(
+            search_rows.ProgressRow, (r for s in everything for r in search_rows.progress_rows(s))
+        ),
+        "failures": frame_of(search_rows.FailureRow, search_rows.failure_rows(everything)),
+    }
 
 
 def frame_of(row_type: type[Any], found: Iterable[Any]) -> pd.DataFrame:
     """The rows as a frame whose columns and dtypes are those of ``row_type``, rows or no rows."""
     hints = typing.get_type_hints(row_type)
     names = [field.name for field in fields(row_type)]
-    listed = list(found)
+    values = list(zip(*map(attrgetter(*names), found), strict=True)) or [()] * len(names)
     return pd.DataFrame(
         {
-            name: pd.Series([getattr(row, name) for row in listed], dtype=_dtype(hints[name]))
-            for name in names
+            name: pd.Series(column, dtype=_dtype(hints[name]))
+            for name, column in zip(names, values, strict=True)
         },
         columns=names,
     )

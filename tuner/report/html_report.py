@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -12,37 +11,24 @@ import jinja2
 import pandas as pd
 
 from ... import __version__
+from .collected import Collected
 from .columns import COLUMNS
-from .frames import ReportFrames
+from .pictures import Picture, Pictures
 from .searches import Search
 from .tables import Table, make_table
 from .wording import common_fields, iso_time, problem_text, slug
 
-__all__ = ["Picture", "problem_anchor", "render_page"]
+__all__ = ["problem_anchor", "render_page"]
 
-
-@dataclass(frozen=True)
-class Picture:
-    """A plot as the page shows it."""
-
-    name: str
-    """Stem of its PNG file in ``plots``."""
-    caption: str
-    svg: bytes | None
-    """None where the page only links to the PNG file."""
-
-    @property
-    def data_uri(self) -> str | None:
-        """The SVG as the source of an image: its ids and styles cannot meet those of others."""
-        if self.svg is None:
-            return None
-        return f"data:image/svg+xml;base64,{base64.b64encode(self.svg).decode()}"
+MAX_ROWS = 300
+"""Of a table on the page; its CSV file has all."""
 
 
 @dataclass(frozen=True)
 class _SkuSection:
     sku: str
     anchor: str
+    pictures: Sequence[Picture]
     table: Table | None
 
 
@@ -59,25 +45,12 @@ def problem_anchor(search: Search) -> str:
     return slug(["problem", problem.op, *map(str, problem.as_dict().values())])
 
 
-def render_page(
-    frames: ReportFrames,
-    current: Sequence[Search],
-    skus: Sequence[str],
-    *,
-    progress: Mapping[str, Sequence[Picture]],
-    across: Sequence[Picture],
-    damaged: Sequence[str],
-    generated_at: datetime,
-) -> str:
+def render_page(collected: Collected, pictures: Pictures, *, generated_at: datetime) -> str:
     """The text of ``index.html``.
 
     Args:
-        frames: all tables.
-        current: the searches that the results speak of.
-        skus: the SKUs of the report, in order, with or without data.
-        progress: the plots of the searches by ``problem_anchor``.
-        across: the plots that compare SKUs.
-        damaged: rows of the databases that could not be read.
+        collected: what is told.
+        pictures: the plots.
         generated_at: the date of the page.
     """
     environment = jinja2.Environment(
@@ -87,41 +60,49 @@ def render_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = _ProblemNames(current)
+    frames = collected.frames
+    names = _ProblemNames(collected, pictures.by_problem)
     tables = {
         name: _table(names.shortened(frame), name) if len(frame) else None
         for name, frame in frames.named()
         if name in COLUMNS
     }
+    results = names.shortened(frames.results)
     return environment.get_template("template.html").render(
         version=__version__,
         generated=iso_time(generated_at),
-        skus=skus,
+        skus=collected.skus,
         num_trials=len(frames.progress),
+        num_baselines=len(frames.baselines),
         tables=tables,
         shared=names.shared_sentences(),
-        sku_sections=[_sku_section(names.shortened(frames.results), sku) for sku in skus],
-        problem_sections=list(_problem_sections(current, names, progress)),
-        across=across,
-        damaged=damaged,
+        sku_sections=[_sku_section(results, sku, pictures) for sku in collected.skus],
+        problem_sections=list(_problem_sections(collected.current, names, pictures.by_problem)),
+        pictures=pictures,
+        damaged=collected.damaged,
     )
 
 
 class _ProblemNames:
     """Short names of problems: what all problems of an operation share is said once."""
 
-    def __init__(self, current: Sequence[Search]) -> None:
+    def __init__(self, collected: Collected, drawn: Collection[str]) -> None:
+        """``drawn`` are the anchors of problems that have a plot."""
         self.by_op: dict[str, dict[str, str]] = {}
+        current = collected.current
         problems = [search.key.problem for search in current]
+        problems += [baseline.key.problem for baseline in collected.baselines]
         for op in dict.fromkeys(problem.op for problem in problems):
             self.by_op[op] = common_fields(p for p in problems if p.op == op)
         self.short: dict[tuple[str, str], str] = {}
         self.anchors: dict[tuple[str, str], str] = {}
-        for search in current:
-            problem = search.key.problem
+        for problem in problems:
             place = (problem.op, str(problem))
             self.short[place] = problem_text(problem, self.by_op[problem.op])
-            self.anchors[place] = f"#{problem_anchor(search)}"
+        for search in current:
+            if problem_anchor(search) in drawn:
+                place = (search.key.problem.op, str(search.key.problem))
+                self.anchors[place] = f"#{problem_anchor(search)}"
 
     def shortened(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The frame with short problem names and the links to their plots."""
@@ -144,27 +125,29 @@ class _ProblemNames:
 
 def _table(frame: pd.DataFrame, name: str, suffix: str = "") -> Table:
     return make_table(
-        frame,
+        frame.head(MAX_ROWS),
         COLUMNS[name],
         table_id=f"table-{name}{suffix}",
         caption=f"{name}{suffix.replace('-', ' ')}",
         csv=f"{name}.csv",
+        num_rows=len(frame),
     )
 
 
-def _sku_section(results: pd.DataFrame, sku: str) -> _SkuSection:
+def _sku_section(results: pd.DataFrame, sku: str, pictures: Pictures) -> _SkuSection:
     found = results[results["sku"] == sku]
     anchor = slug(["sku", sku])
     table = _table(found, "results", f"-{slug([sku])}") if len(found) else None
-    return _SkuSection(sku, anchor, table)
+    return _SkuSection(sku, anchor, pictures.by_sku.get(sku, ()), table)
 
 
 def _problem_sections(
-    current: Iterable[Search], names: _ProblemNames, progress: Mapping[str, Sequence[Picture]]
+    current: Iterable[Search], names: _ProblemNames, drawn: Mapping[str, Sequence[Picture]]
 ) -> Iterable[_ProblemSection]:
     headings = {
         problem_anchor(s): f"{s.key.problem.op} {names.short[s.key.problem.op, str(s.key.problem)]}"
         for s in current
     }
     for anchor, heading in headings.items():
-        yield _ProblemSection(anchor, heading, tuple(progress.get(anchor, ())))
+        if anchor in drawn:
+            yield _ProblemSection(anchor, heading, tuple(drawn[anchor]))

@@ -9,15 +9,17 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Literal
 
 from ...errors import UnknownNameError, UnsupportedError, UsageError
 from ...kernels.base import Config, Problem
-from ...search_spaces.registry import joint_space
+from ...kernels.registry import template
+from ...search_spaces.registry import joint_space, space_of
 from ..catalog import workload, workload_names
 from ..records import Provenance, StudyKey, TrialStatus
 from ..sku_names import resolve_sku_names
+from .baselines import Baseline
 from .wording import iso_time
 
 if TYPE_CHECKING:
@@ -36,10 +38,10 @@ class Search:
     study: StudyRecord
     trials: tuple[TrialRecord, ...]
     winner: WinnerRecord | None
-    default: TrialRecord | None
-    """The trial of the config that runs untuned; None where that config has no trial here."""
     workload: str = ""
     """Where the shipped workloads have this problem: ``workload: label``."""
+    baselines: tuple[Baseline, ...] = ()
+    """Other libraries on this problem and SKU."""
 
     @property
     def key(self) -> StudyKey:
@@ -70,6 +72,28 @@ class Search:
             return self.winner.trial
         timed = [t for t in self.trials if is_ok(t)]
         return min(timed, key=lambda t: t.evaluation.time_us or 0.0, default=None)
+
+    @cached_property
+    def by_config(self) -> dict[Config, TrialRecord]:
+        """The trials by their configs."""
+        return {trial.evaluation.config: trial for trial in self.trials}
+
+    @cached_property
+    def default(self) -> TrialRecord | None:
+        """The trial of the config that runs untuned; None where that config has no trial here."""
+        config = _default_config(self.key)
+        return None if config is None else self.by_config.get(config)
+
+    @property
+    def language(self) -> str | None:
+        """What the best config is written in; None where this installation lacks the template."""
+        config = self.best.evaluation.config if self.best is not None else None
+        return None if config is None else _language(self.key.problem.op, config.template)
+
+    @cached_property
+    def algorithm(self) -> str | None:
+        """The best config's parameters that choose among algorithms; None where there is one."""
+        return None if self.best is None else _algorithm(self.key, self.best.evaluation.config)
 
     @property
     def state(self) -> SearchState:
@@ -105,34 +129,42 @@ def resolve_skus(stores: Sequence[Store], gpus: Sequence[str] | None) -> tuple[s
         raise UsageError(
             f"gpus={gpus!r} must be a list of at least one SKU name; leave it out for all SKUs"
         )
-    present = {study.key.device.sku for store in stores for study in store.studies()}
+    present = {
+        study.key.device.sku for store in stores for study in (*store.studies(), *store.baselines())
+    }
     return resolve_sku_names(gpus, present)
 
 
-def load_searches(stores: Sequence[Store], skus: Sequence[str] | None) -> tuple[Search, ...]:
+def load_searches(
+    stores: Sequence[Store], skus: Sequence[str] | None, baselines: Iterable[Baseline] = ()
+) -> tuple[Search, ...]:
     """All searches of the stores on these SKUs, by problem, then in the order they were made.
 
     The same study in two databases is shown once: as it was decided last, else with most trials,
-    else from the earlier store.
+    else from the earlier store. Each takes the ``baselines`` of its problem and SKU along.
     """
     found: dict[str, Search] = {}
     labels = _workload_labels()
+    others: dict[tuple[Problem, str], list[Baseline]] = {}
+    for baseline in baselines:
+        others.setdefault((baseline.key.problem, baseline.sku), []).append(baseline)
     for store in stores:
         winners = {winner.study.study_id: winner for winner in store.winners(skus=skus)}
-        for study in store.studies(skus=skus):
-            winner = winners.get(study.study_id)
-            search = _load(store, study, winner, labels.get(study.key.problem, ""))
+        studies = store.studies(skus=skus)
+        trials = store.trials_by_study([study.study_id for study in studies])
+        for study in studies:
+            problem = study.key.problem
+            search = Search(
+                study,
+                tuple(trials[study.study_id]),
+                winners.get(study.study_id),
+                labels.get(problem, ""),
+                tuple(others.get((problem, study.key.device.sku), ())),
+            )
             known = found.get(study.key.digest)
             if known is None or _completeness(search) > _completeness(known):
                 found[study.key.digest] = search
     return tuple(sorted(found.values(), key=_order))
-
-
-def _load(store: Store, study: StudyRecord, winner: WinnerRecord | None, workload: str) -> Search:
-    trials = tuple(store.trials(study.study_id))
-    default = _default_config(study.key)
-    matching = (t for t in trials if t.evaluation.config == default)
-    return Search(study, trials, winner, next(matching, None), workload)
 
 
 def _workload_labels() -> dict[Problem, str]:
@@ -149,6 +181,24 @@ def _default_config(key: StudyKey) -> Config | None:
         return joint_space(key.problem, key.device).default
     except (UnknownNameError, UnsupportedError):
         return None
+
+
+@cache
+def _language(op: str, name: str) -> str | None:
+    try:
+        return template(op, name).backend
+    except UnknownNameError:
+        return None
+
+
+def _algorithm(key: StudyKey, config: Config) -> str | None:
+    if _language(key.problem.op, config.template) is None:
+        return None
+    parameters = space_of(key.problem, config.template, key.device).parameters
+    if not any(parameter.part for parameter in parameters):
+        return None
+    shared = {parameter.name for parameter in parameters if not parameter.part}
+    return " ".join(f"{name}={value}" for name, value in config.values if name in shared)
 
 
 def _completeness(search: Search) -> tuple[bool, str, int]:
@@ -180,15 +230,22 @@ def _currency(search: Search) -> tuple[bool, str]:
     return search.winner is not None, iso_time(search.last_change)
 
 
-def ordered_skus(searches: Iterable[Search], requested: Sequence[str] | None) -> tuple[str, ...]:
+def ordered_skus(
+    searches: Iterable[Search],
+    requested: Sequence[str] | None,
+    baselines: Iterable[Baseline] = (),
+) -> tuple[str, ...]:
     """The SKUs of a report, the first being the one the others are compared with.
 
-    As requested; else those with measurements first, then by bandwidth.
+    As requested; else those with measurements of ours first, then by bandwidth.
     """
     if requested is not None:
         return tuple(requested)
     ranks: dict[str, tuple[bool, float, str]] = {}
-    for search in searches:
-        rank = (search.is_predicted, search.key.device.bandwidth_gbps, search.sku)
-        ranks[search.sku] = min(rank, ranks.get(search.sku, rank))
+    keys = [(not search.is_predicted, search.key) for search in searches]
+    keys += [(False, baseline.key) for baseline in baselines]
+    for is_measured_here, key in keys:
+        sku = key.device.sku
+        rank = (not is_measured_here, key.device.bandwidth_gbps, sku)
+        ranks[sku] = min(rank, ranks.get(sku, rank))
     return tuple(sorted(ranks, key=lambda sku: ranks[sku]))

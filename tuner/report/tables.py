@@ -10,7 +10,7 @@ import pandas as pd
 
 __all__ = ["Cell", "Column", "Table", "make_table", "written"]
 
-Kind = Literal["text", "count", "time", "ratio", "percent", "gigabytes", "range"]
+Kind = Literal["text", "count", "time", "ratio", "percent", "gigabytes", "range", "tiny"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class Table:
     """Name of the CSV file with all its columns."""
     constants: Mapping[str, str]
     """Columns that are alike in all rows, with their text: paper has them once, above."""
+    num_rows: int
+    """Of the whole table; more than ``rows`` where only the first are drawn."""
 
     @property
     def constants_text(self) -> str:
@@ -65,6 +67,11 @@ class Table:
         headings = {column.name: column.heading for column in self.columns if column.is_printed}
         told = [f"{headings[n]}: {text}" for n, text in self.constants.items() if n in headings]
         return "; ".join(told)
+
+    @property
+    def css_classes(self) -> list[str]:
+        """How the cells of each column are drawn."""
+        return [self.css_class(column) for column in self.columns]
 
     def css_class(self, column: Column) -> str:
         """How the cells of a column are drawn."""
@@ -74,11 +81,22 @@ class Table:
 
 
 def make_table(
-    frame: pd.DataFrame, columns: Sequence[Column], *, table_id: str, caption: str, csv: str
+    frame: pd.DataFrame,
+    columns: Sequence[Column],
+    *,
+    table_id: str,
+    caption: str,
+    csv: str,
+    num_rows: int | None = None,
 ) -> Table:
-    """The table of these columns of a frame; a column empty in every row is still shown."""
+    """The table of these columns of a frame; a column empty in every row is still shown.
+
+    ``num_rows`` is the number of rows of the whole where ``frame`` is only its beginning.
+    """
     cells = tuple(tuple(_cell(column, row) for column in columns) for row in _records(frame))
-    return Table(table_id, caption, tuple(columns), cells, csv, _constants(columns, cells))
+    constants = _constants(columns, cells)
+    total = len(cells) if num_rows is None else num_rows
+    return Table(table_id, caption, tuple(columns), cells, csv, constants, total)
 
 
 def _constants(columns: Sequence[Column], cells: Sequence[Sequence[Cell]]) -> Mapping[str, str]:
@@ -124,6 +142,7 @@ def _written_number(value: float, kind: Kind) -> str:
         "gigabytes": f"{value / 1e9:.0f}",
         "count": f"{value:,.0f}",
         "text": str(value),
+        "tiny": f"{value:.2g}",
     }
     return forms[kind] if kind in forms else _four_digits(value)
 

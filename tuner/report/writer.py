@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import UsageError
+from .collected import Collected, collect
 from .csv_report import write_csv
-from .frames import ReportFrames, build_frames
-from .html_report import Picture, problem_anchor, render_page
-from .plots import Plot, progress_plot, times_plots
-from .searches import Search, load_searches, ordered_skus, resolve_skus, shown
+from .html_report import problem_anchor, render_page
+from .pictures import Gallery, Picture, Pictures
+from .plots import library_plots, times_plots
+from .progress_plots import overview_plots, progress_plot
+from .roofline_plot import roofline_plots
+from .searches import Search
 
 if TYPE_CHECKING:
     from ..store import Store
 
-__all__ = ["ReportPaths", "write_report"]
+__all__ = ["NUM_PLOTS", "ReportPaths", "write_report"]
 
-MAX_INLINE_BYTES = 3_000_000
-"""Of SVG inside the page; base64 makes it a third more, and the page stays under 5 MB."""
+NUM_PLOTS = 16
+"""Searches that have a plot of their own; a plot takes a tenth of a second."""
 
 
 @dataclass(frozen=True)
@@ -33,22 +37,13 @@ class ReportPaths:
     plots: tuple[Path, ...]
 
 
-@dataclass(frozen=True)
-class _About:
-    """What a report speaks of."""
-
-    searches: tuple[Search, ...]
-    skus: tuple[str, ...]
-    damaged: tuple[str, ...]
-    generated_at: datetime
-
-
 def write_report(
     stores: Sequence[Store],
     out: Path,
     *,
     gpus: Sequence[str] | None = None,
     generated_at: datetime | None = None,
+    num_plots: int = NUM_PLOTS,
 ) -> ReportPaths:
     """Writes ``index.html``, ``<table>.csv`` and ``plots/<plot>.png`` into the folder ``out``.
 
@@ -60,24 +55,14 @@ def write_report(
         gpus: SKU names or aliases, the first being what the others are compared with; None for
             all SKUs in the databases.
         generated_at: the date of the page; None for now.
+        num_plots: how many searches have a plot of their own, measured ones first.
 
     Raises:
         UsageError: no store, an empty or unknown ``gpus``, or a folder that cannot be written.
     """
-    if not stores:
-        raise UsageError("a report needs at least one database: got none; pass a Store")
-    requested = resolve_skus(stores, gpus)
-    searches = load_searches(stores, requested)
-    frames = build_frames(searches, requested)
-    skus = ordered_skus(searches, requested)
-    damaged = [
-        f"database {number}, {note}"
-        for number, store in enumerate(stores, start=1)
-        for note in store.damaged_rows
-    ]
-    about = _About(searches, skus, tuple(damaged), generated_at or datetime.now(UTC))
+    collected = collect(stores, gpus)
     try:
-        return _write(frames, about, out)
+        return _write(collected, out, generated_at or datetime.now(UTC), num_plots)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UsageError(
@@ -86,25 +71,13 @@ def write_report(
         ) from error
 
 
-def _write(frames: ReportFrames, about: _About, out: Path) -> ReportPaths:
+def _write(collected: Collected, out: Path, generated_at: datetime, num_plots: int) -> ReportPaths:
     plots_folder = out / "plots"
     plots_folder.mkdir(parents=True, exist_ok=True)
-    tables = write_csv(frames, out)
-    current = shown(about.searches)
-    gallery = _Gallery(plots_folder)
-    across = [gallery.add(plot) for plot in times_plots(current, about.skus)]
-    progress: dict[str, list[Picture]] = {}
-    for anchor, plot in _progress_plots(frames, current, about.skus):
-        progress.setdefault(anchor, []).append(gallery.add(plot))
-    page = render_page(
-        frames,
-        current,
-        about.skus,
-        progress=progress,
-        across=across,
-        damaged=about.damaged,
-        generated_at=about.generated_at,
-    )
+    tables = write_csv(collected.frames, out)
+    gallery = Gallery(plots_folder)
+    pictures = _draw(collected, gallery, num_plots)
+    page = render_page(collected, pictures, generated_at=generated_at)
     index = out / "index.html"
     # Last and in one step: a page that exists has all the files it links to.
     unfinished = out / "index.html.part"
@@ -113,30 +86,39 @@ def _write(frames: ReportFrames, about: _About, out: Path) -> ReportPaths:
     return ReportPaths(index, tables, tuple(gallery.paths))
 
 
-def _progress_plots(
-    frames: ReportFrames, current: Sequence[Search], skus: Sequence[str]
-) -> Iterator[tuple[str, Plot]]:
-    by_study = dict(iter(frames.progress.groupby("study_digest")))
-    for search in sorted(current, key=lambda s: skus.index(s.sku)):
+def _draw(collected: Collected, gallery: Gallery, num_plots: int) -> Pictures:
+    """All plots; those that speak of many searches come first into the page."""
+    current, skus = collected.current, collected.skus
+    grouped = collected.frames.progress.groupby("study_digest")
+    progress = {str(digest): rows for digest, rows in grouped}
+    across = [gallery.add(plot) for plot in times_plots(current, skus)]
+    libraries = [gallery.add(plot) for plot in library_plots(collected.frames.libraries)]
+    by_sku: dict[str, list[Picture]] = {}
+    for sku in skus:
+        searches = [s for s in current if s.sku == sku]
+        for plot in (
+            *roofline_plots(searches, collected.baselines, [sku]),
+            *overview_plots(searches, progress),
+        ):
+            by_sku.setdefault(sku, []).append(gallery.add(plot))
+    by_problem: dict[str, list[Picture]] = {}
+    drawn = list(_drawn(current, skus, num_plots))
+    for search in drawn:
+        plot = progress_plot(search, progress[search.key.digest])
+        by_problem.setdefault(problem_anchor(search), []).append(gallery.add(plot))
+    num_left_out = sum(bool(search.trials) for search in current) - len(drawn)
+    return Pictures(by_sku, by_problem, num_left_out, across, libraries)
+
+
+def _drawn(searches: Sequence[Search], skus: Sequence[str], num_plots: int) -> Iterator[Search]:
+    """The searches with a plot of their own: measured before predicted, every kind in turn."""
+    turns: dict[tuple[object, ...], Iterator[int]] = {}
+    ranked = []
+    for search in searches:
         if search.trials:
-            yield problem_anchor(search), progress_plot(search, by_study[search.key.digest])
-
-
-class _Gallery:
-    """Writes plots to their files and keeps the page from growing without bound."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.paths: list[Path] = []
-        self.inline_bytes = 0
-
-    def add(self, plot: Plot) -> Picture:
-        """The plot as the page shows it: inside the page while there is room, else as a link."""
-        path = self.folder / f"{plot.name}.png"
-        path.write_bytes(plot.png())
-        self.paths.append(path)
-        svg: bytes | None = None
-        if self.inline_bytes < MAX_INLINE_BYTES:
-            svg = plot.svg()
-            self.inline_bytes += len(svg)
-        return Picture(plot.name, plot.caption, svg)
+            key = search.key
+            turn = next(turns.setdefault((key.problem.op, search.sku, key.provenance), count()))
+            ranked.append((search.is_predicted, turn, search))
+    ranked.sort(key=lambda entry: entry[:2])
+    chosen = [search for _, _, search in ranked[:num_plots]]
+    yield from sorted(chosen, key=lambda search: skus.index(search.sku))

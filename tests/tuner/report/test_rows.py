@@ -4,7 +4,7 @@ import pytest
 from report_data import DEFAULT, HUGE, SMALL, SPLIT, WIDE, Searched, add_study, failed, timed
 from tilescout.tuner.prediction.roofline import roofline_us
 from tilescout.tuner.records import Provenance
-from tilescout.tuner.report import rows
+from tilescout.tuner.report import rows, search_rows
 from tilescout.tuner.report.searches import Search, load_searches
 from toy_op import ToyProblem
 
@@ -81,7 +81,7 @@ def test_progress_follows_the_best_ok_time(store, h200):
         timed(searched, SPLIT, 12.5),
         timed(searched, WIDE, 15.0),
     ]
-    found = list(rows.progress_rows(searched_once(store, searched, trials)))
+    found = list(search_rows.progress_rows(searched_once(store, searched, trials)))
     assert [row.best_us for row in found] == [None, 20.0, 20.0, 12.5, 12.5]
     assert [row.time_us for row in found] == [None, 20.0, 5.0, 12.5, 15.0]
     assert [row.number for row in found] == [0, 1, 2, 3, 4]
@@ -96,7 +96,7 @@ def test_failures_are_counted_by_status_with_the_commonest_reasons_last(store, h
         failed(searched, HUGE, "invalid", "spills 8 bytes"),
         failed(searched, SMALL, "crashed", ""),
     ]
-    found = list(rows.failure_rows([searched_once(store, searched, trials)]))
+    found = list(search_rows.failure_rows([searched_once(store, searched, trials)]))
     assert [(row.status, row.num_trials) for row in found] == [("invalid", 3), ("crashed", 1)]
     assert [row.reasons for row in found] == [
         "spills 64 bytes (2); spills 8 bytes (1)",
@@ -109,14 +109,14 @@ def test_reasons_beyond_the_commonest_are_counted(store, h200):
     searched = Searched(PROBLEM, h200)
     configs = [DEFAULT, SPLIT, WIDE, HUGE, SMALL]
     trials = [failed(searched, c, "invalid", f"spills {i}") for i, c in enumerate(configs)]
-    (row,) = rows.failure_rows([searched_once(store, searched, trials)])
+    (row,) = search_rows.failure_rows([searched_once(store, searched, trials)])
     assert row.reasons.endswith("; 2 other reasons")
 
 
 def test_binary_facts_are_those_of_the_winner(store, h200):
     searched = Searched(PROBLEM, h200)
     search = searched_once(store, searched, [timed(searched, SPLIT, 12.5)], [SPLIT])
-    (row,) = rows.binary_rows(search)
+    (row,) = search_rows.binary_rows(search)
     (facts,) = store.winners()[0].trial.evaluation.facts
     assert (row.kernel, row.registers, row.smem_bytes) == ("toy_kernel", 96, 4096)
     assert (row.registers, row.mma_kind) == (facts.registers, facts.mma_kind)

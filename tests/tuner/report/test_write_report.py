@@ -20,7 +20,8 @@ from report_data import (
     typical_trials,
 )
 from tilescout.errors import UnknownNameError, UsageError
-from tilescout.tuner.report import write_report, writer
+from tilescout.tuner.records import Provenance
+from tilescout.tuner.report import pictures, write_report
 from tilescout.tuner.store import Store
 from toy_op import ToyProblem
 
@@ -141,20 +142,25 @@ def test_figures_of_page_and_csv_are_those_of_the_store(filled, tmp_path):
             assert row["time_us"] == str(trial.evaluation.time_us or "")
 
 
-def test_every_row_says_provenance_versions_date_and_device(filled, tmp_path):
+def test_every_row_says_provenance_versions_date_and_device(filled, h200, b200, tmp_path):
+    from published_data import add_baseline
+
+    for device in (h200, b200):
+        add_baseline(filled, ToyProblem(1 << 20), device, 15.0, provenance=Provenance.MEASURED)
     paths, page = written([filled], tmp_path)
     for path in paths.tables:
         rows = read_csv(paths, path.stem)
-        assert rows, path.name
+        # Three trials are too few to say which parameter mattered.
+        assert rows or path.stem == "importance", path.name
         for row in rows:
             assert row["provenance"] in ("measured", "predicted")
-            assert row["versions"].startswith("triton 3.7.1")
+            assert row["versions"].startswith(("triton 3.7.1", "torch 2.12.1"))
             assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", row["date"])
             assert row["sku"] in ("h200", "b200")
     for name, rows in page.rows.items():
         for row in rows:
             assert row["provenance"] in ("measured", "predicted"), name
-            assert row["versions"].startswith("triton 3.7.1"), name
+            assert row["versions"].startswith(("triton 3.7.1", "torch 2.12.1")), name
     assert {r["provenance"] for r in page.rows["table-results-b200"]} == {"predicted"}
 
 
@@ -169,7 +175,8 @@ def test_a_mixed_ratio_says_so(filled, tmp_path):
 def test_the_page_needs_nothing_from_elsewhere_and_its_links_land(filled, tmp_path):
     paths, page = written([filled], tmp_path)
     assert all(source.startswith("data:image/svg+xml;base64,") for source in page.sources)
-    assert len(page.sources) == len(paths.plots) == 4
+    # One across SKUs, a roofline and an overview for each SKU, one for each search.
+    assert len(page.sources) == len(paths.plots) == 1 + 2 * 2 + 3
     assert len(page.ids) == len(set(page.ids))
     for link in page.links:
         if link.startswith("#"):
@@ -185,14 +192,19 @@ def test_plots_have_axes_with_units_a_legend_and_the_default_as_a_line(filled, t
 
     _, page = written([filled], tmp_path)
     svgs = [base64.b64decode(s.partition(",")[2]).decode() for s in page.sources]
-    progress = [svg for svg in svgs if "best so far" in svg]
+    progress = [svg for svg in svgs if "winner: " in svg]
     assert len(progress) == 3
     measured = next(svg for svg in progress if "default: 20 us" in svg)
     for text in ("time (us a call, measured)", "trial (number", "winner: 12.5 us", "failed (2)"):
         assert text in measured
-    (across,) = [svg for svg in svgs if svg not in progress]
-    for text in ("h200 measured", "b200 predicted", "time (us a call"):
-        assert text in across
+    assert "time the GPU was held (s)" in measured
+    others = [svg for svg in svgs if svg not in progress]
+    for texts in (
+        ("h200 measured", "b200 predicted", "time (us a call"),
+        ("toy: measured (2)", "rate reached (TFLOP/s)", "bandwidth: 4,800 GB/s"),
+        ("best so far / best (measured)", "one search (of 2)", "time the GPU was held (s)"),
+    ):
+        assert sum(all(text in svg for text in texts) for svg in others) == 1, texts
 
 
 def test_hostile_text_stays_text(store, h200, tmp_path):
@@ -251,7 +263,7 @@ def test_a_search_of_failures_only_is_drawn_and_listed(store, h200, tmp_path):
     paths, page = written([store], tmp_path / "out")
     (row,) = page.rows["table-results-h200"]
     assert (row["state"], row["time_us"]) == ("nothing worked", "-")
-    assert len(paths.plots) == 1
+    assert [path.name[:13] for path in paths.plots] == ["progress-toy-"]
     assert page.rows["table-failures"][0]["reasons"] == "signal 11 (1)"
 
 
@@ -288,16 +300,16 @@ def test_rows_that_cannot_be_read_are_named(filled, tmp_path):
 
 
 def test_plots_beyond_the_room_of_the_page_are_linked(filled, tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, "MAX_INLINE_BYTES", 1)
+    monkeypatch.setattr(pictures, "MAX_INLINE_BYTES", 1)
     paths, page = written([filled], tmp_path)
     assert len(page.sources) == 1
-    assert len(paths.plots) == 4
+    assert len(paths.plots) == 8
     assert {f"plots/{path.name}" for path in paths.plots} <= set(page.links)
 
 
 def test_many_trials_do_not_blow_up_a_plot(store, h200, monkeypatch):
     import pandas as pd
-    from tilescout.tuner.report import plots
+    from tilescout.tuner.report import drawing, progress_plots
     from tilescout.tuner.report.frames import build_frames
     from tilescout.tuner.report.searches import load_searches
 
@@ -307,9 +319,9 @@ def test_many_trials_do_not_blow_up_a_plot(store, h200, monkeypatch):
     few = build_frames(searches).progress
     many = pd.concat([few] * 2000, ignore_index=True)
     many = many.assign(number=range(len(many)), best_us=many["best_us"].cummin())
-    assert len(plots.progress_plot(searches[0], many).svg()) < 120_000
-    monkeypatch.setattr(plots, "MAX_VECTOR_MARKS", len(many))
-    assert len(plots.progress_plot(searches[0], many).svg()) > 500_000
+    assert len(progress_plots.progress_plot(searches[0], many).svg()) < 120_000
+    monkeypatch.setattr(drawing, "MAX_VECTOR_MARKS", len(many))
+    assert len(progress_plots.progress_plot(searches[0], many).svg()) > 500_000
 
 
 def test_writing_again_replaces_the_page_and_gives_the_same_bytes(filled, tmp_path):
@@ -341,9 +353,43 @@ def test_matplotlib_is_loaded_late_and_pyplot_never():
     code = (
         "import sys, tilescout.tuner.report as r\n"
         "assert 'matplotlib' not in sys.modules\n"
-        "from tilescout.tuner.report.plots import _new_figure, Plot\n"
-        "assert Plot('n', 'c', _new_figure(2, 2)).png().startswith(b'\\x89PNG')\n"
+        "from tilescout.tuner.report.drawing import Plot, new_figure\n"
+        "assert Plot('n', 'c', new_figure(2, 2)).png().startswith(b'\\x89PNG')\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_only_so_many_searches_have_a_plot_of_their_own(filled, tmp_path):
+    paths, page = written([filled], tmp_path, num_plots=1)
+    progress = [path for path in paths.plots if path.name.startswith("progress")]
+    assert ["h200-measured" in path.name for path in progress] == [True]
+    assert "2 more searches have no plot of their own" in page.text
+    for link in page.links:
+        assert not link.startswith("#") or link[1:] in page.ids
+
+
+def test_a_page_of_other_libraries_only(store, h200, b200, tmp_path):
+    from published_data import add_baseline
+
+    for device, time_us in ((h200, 20.0), (b200, 10.0)):
+        add_baseline(store, ToyProblem(64), device, time_us)
+    paths, page = written([store], tmp_path / "out")
+    assert "No trials of ours for h200, b200, only times of other libraries" in page.text
+    (row,) = page.rows["table-libraries_summary"]
+    assert (row["base_sku"], row["sku"], row["geomean_ratio"]) == ("h200", "b200", "2.00x")
+    assert {path.stem for path in paths.plots} == {
+        "libraries-toy-h200",
+        "roofline-h200",
+        "roofline-b200",
+    }
+
+
+def test_long_tables_are_cut_and_say_so(filled, tmp_path, monkeypatch):
+    from tilescout.tuner.report import html_report
+
+    monkeypatch.setattr(html_report, "MAX_ROWS", 2)
+    paths, page = written([filled], tmp_path)
+    assert len(page.rows["table-failures"]) == 2 < len(read_csv(paths, "failures"))
+    assert "The first 2 of 5 rows." in page.text

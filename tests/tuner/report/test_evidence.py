@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from report_data import DEFAULT, HUGE, SMALL, SPLIT, WIDE, Searched, add_study, failed, timed
+from tilescout.kernels.base import Config
+from tilescout.tuner.records import Provenance
+from tilescout.tuner.report.evidence import (
+    accuracy_row,
+    best_config_rows,
+    importance_rows,
+    is_order_settled,
+)
+from tilescout.tuner.report.searches import load_searches
+from tilescout.tuner.report.transfer import transfer_pair_rows, transfer_rows
+from tilescout.tuner.search.importance import TEMPLATE, parameter_importance
+from toy_op import ToyProblem
+
+PROBLEM = ToyProblem(1 << 20)
+
+
+def searched_once(store, searched, trials, finals=()):
+    add_study(store, searched, trials, finals)
+    (search,) = load_searches([store], None)
+    return search
+
+
+def test_finalists_come_first_in_their_order_then_the_others_by_time(store, h200):
+    searched = Searched(PROBLEM, h200)
+    trials = [
+        timed(searched, DEFAULT, 9.0),
+        timed(searched, SPLIT, 10.0),
+        timed(searched, WIDE, 10.1),
+        timed(searched, SMALL, 8.0, status="pruned"),
+        failed(searched, HUGE, "crashed", "signal 11"),
+    ]
+    search = searched_once(store, searched, trials, [SPLIT, WIDE])
+    rows = list(best_config_rows(search))
+    assert [row.config for row in rows] == [str(SPLIT), str(WIDE), str(DEFAULT)]
+    assert [row.rank for row in rows] == [1, 2, 3]
+    assert [row.is_finalist for row in rows] == [True, True, False]
+    assert rows[1].over_best == pytest.approx(1.01)
+    assert rows[0].ci_low_us == pytest.approx(9.9)
+
+
+@pytest.mark.parametrize(
+    ("second_us", "is_settled"),
+    [
+        pytest.param(13.5, True, id="intervals apart"),
+        pytest.param(12.6, False, id="intervals overlap"),
+    ],
+)
+def test_an_order_is_settled_where_the_intervals_are_apart(store, h200, second_us, is_settled):
+    searched = Searched(PROBLEM, h200)
+    trials = [timed(searched, SPLIT, 12.5), timed(searched, WIDE, second_us)]
+    search = searched_once(store, searched, trials, [SPLIT, WIDE])
+    assert is_order_settled(search) is is_settled
+
+
+def test_predictions_have_no_interval_and_settle_nothing(store, h200):
+    searched = Searched(PROBLEM, h200, Provenance.PREDICTED)
+    trials = [timed(searched, SPLIT, 12.5), timed(searched, WIDE, 20.0)]
+    search = searched_once(store, searched, trials, [SPLIT, WIDE])
+    assert [row.ci_low_us for row in best_config_rows(search)] == [None, None]
+    assert is_order_settled(search) is None
+    assert accuracy_row(search) is None
+
+
+def test_accuracy_tells_the_errors_and_what_was_wrong(store, h200):
+    searched = Searched(PROBLEM, h200)
+    right = [
+        replace(timed(searched, SPLIT, 12.5), max_abs_error=0.25, relative_rms_error=1e-3),
+        replace(timed(searched, WIDE, 20.0), max_abs_error=0.5, relative_rms_error=2e-3),
+    ]
+    wrong = [failed(searched, HUGE, "incorrect", "off"), failed(searched, SMALL, "timeout", "")]
+    row = accuracy_row(searched_once(store, searched, [*right, *wrong], [SPLIT]))
+    assert row is not None
+    assert (row.num_right, row.num_incorrect, row.num_unrepeatable) == (2, 1, 0)
+    assert (row.max_abs_error, row.relative_rms_error) == (0.25, 1e-3)
+    assert (row.largest_abs_error, row.largest_relative_rms_error) == (0.5, 2e-3)
+
+
+def grid(stages=(1, 2, 3)):
+    return [
+        Config.of("triton", {"block_n": block, "num_stages": stage, "split_rule": "none"})
+        for block in (16, 32, 64, 128, 256)
+        for stage in stages
+    ]
+
+
+def test_the_parameter_that_decides_has_the_largest_share():
+    times = [(config, float(config["block_n"]) + 0.01 * config["num_stages"]) for config in grid()]
+    shares = parameter_importance(times)
+    assert next(iter(shares)) == "block_n"
+    assert shares["block_n"] > 0.6
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert "split_rule" not in shares
+
+
+def test_the_template_is_a_parameter_and_an_inactive_one_a_value():
+    other = [Config.of("other", {"threads": threads}) for threads in (64, 128, 256, 512)]
+    times = [(config, 10.0 + i) for i, config in enumerate(grid())]
+    shares = parameter_importance([*times, *((config, 1.0) for config in other)])
+    assert {TEMPLATE, "threads", "block_n"} <= set(shares)
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        pytest.param([], id="nothing"),
+        pytest.param([(config, 1.0) for config in grid()[:7]], id="too few"),
+        pytest.param([(SPLIT, float(i)) for i in range(20)], id="nothing varies"),
+    ],
+)
+def test_too_little_says_nothing(times):
+    assert parameter_importance(times) == {}
+
+
+def test_importance_pools_the_searches_of_an_operation(store, h200):
+    for size, scale in ((64, 1.0), (128, 1000.0)):
+        searched = Searched(ToyProblem(size), h200)
+        trials = [timed(searched, c, scale * (1 + c["num_stages"])) for c in grid()]
+        add_study(store, searched, trials)
+    rows = list(importance_rows(load_searches([store], None)))
+    assert rows[0].parameter == "num_stages"
+    assert (rows[0].num_searches, rows[0].num_times) == (2, 30)
+
+
+def test_what_a_winner_costs_elsewhere(store, h200, b200):
+    here = Searched(PROBLEM, h200)
+    add_study(store, here, [timed(here, SPLIT, 10.0), timed(here, WIDE, 12.0)], [SPLIT])
+    there = Searched(PROBLEM, b200, Provenance.PREDICTED)
+    add_study(store, there, [timed(there, SPLIT, 6.0), timed(there, WIDE, 5.0)], [WIDE])
+    rows = list(transfer_rows(load_searches([store], None), ["h200", "b200"]))
+    assert [(r.from_sku, r.sku, r.cost, r.provenance, r.status) for r in rows] == [
+        ("h200", "b200", 1.2, "predicted", "ok"),
+        ("b200", "h200", 1.2, "measured", "ok"),
+    ]
+    first, _ = transfer_pair_rows(rows)
+    assert (first.num_common, first.num_timed, first.geomean_cost) == (1, 1, pytest.approx(1.2))
+
+
+@pytest.mark.parametrize(
+    ("ended", "status", "num_failed"),
+    [
+        pytest.param(None, "not tried", 0, id="not tried"),
+        pytest.param("compile_error", "compile_error", 1, id="failed there"),
+    ],
+)
+def test_a_winner_without_a_time_elsewhere(store, h200, b200, ended, status, num_failed):
+    here, there = Searched(PROBLEM, h200), Searched(PROBLEM, b200)
+    add_study(store, here, [timed(here, SPLIT, 10.0)], [SPLIT])
+    trials = [timed(there, WIDE, 5.0)]
+    trials += [failed(there, SPLIT, ended, "no such instruction")] if ended else []
+    add_study(store, there, trials, [WIDE])
+    row, _ = transfer_rows(load_searches([store], None), ["h200", "b200"])
+    assert (row.time_us, row.cost, row.status) == (None, None, status)
+    (first,) = transfer_pair_rows([row])
+    assert (first.num_timed, first.num_failed, first.geomean_cost) == (0, num_failed, None)

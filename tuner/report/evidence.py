@@ -1,0 +1,172 @@
+"""What stands behind a winner: the best configs with their intervals, accuracy, parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ...kernels.base import Config
+from ..records import Provenance, TrialStatus
+from ..search.importance import parameter_importance
+from .rows import Origin, group_origin, groups, num_samples, origin
+from .searches import Search, is_ok
+
+__all__ = [
+    "AccuracyRow",
+    "BestConfigRow",
+    "ImportanceRow",
+    "accuracy_row",
+    "best_config_rows",
+    "importance_rows",
+    "is_order_settled",
+]
+
+NUM_BEST = 10
+"""How many of the best configs of a search are told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestConfigRow(Origin):
+    """One of the best configs of a search."""
+
+    op: str
+    problem: str
+    rank: int
+    """From 1: finalists in their final order, then the others by time."""
+    is_finalist: bool
+    time_us: float
+    over_best: float
+    """Its time over that of rank 1."""
+    ci_low_us: float | None
+    ci_high_us: float | None
+    num_samples: int
+    is_settled: bool | None
+    """Whether its interval lies above that of the rank before; None where one has none."""
+    template: str
+    config_id: str
+    config: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyRow(Origin):
+    """How right the kernels of a search were, against the reference."""
+
+    op: str
+    problem: str
+    num_right: int
+    """Trials whose outputs were compared and right."""
+    num_incorrect: int
+    num_unrepeatable: int
+    template: str | None
+    max_abs_error: float | None
+    """Of the best config."""
+    relative_rms_error: float | None
+    largest_abs_error: float | None
+    """Of all configs that were right."""
+    largest_relative_rms_error: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportanceRow(Origin):
+    """How much the times of an operation on a SKU depend on one parameter."""
+
+    op: str
+    parameter: str
+    share: float
+    """All parameters together make 1."""
+    num_searches: int
+    num_times: int
+    """Times behind the shares."""
+
+
+def best_config_rows(search: Search) -> Iterator[BestConfigRow]:
+    """The best ten configs that were ok, fastest first."""
+    finals = search.winner.finals if search.winner is not None else ()
+    places = {trial_id: place for place, trial_id in enumerate(finals)}
+    ranked = sorted(
+        (trial for trial in search.trials if is_ok(trial)),
+        key=lambda t: (places.get(t.trial_id, len(places)), t.evaluation.time_us or 0.0),
+    )[:NUM_BEST]
+    before_us: float | None = None
+    for rank, trial in enumerate(ranked, start=1):
+        timing, config = trial.evaluation.timing, trial.evaluation.config
+        first = ranked[0].evaluation.timing
+        assert timing is not None
+        assert first is not None
+        has_spread = num_samples(timing) > 0
+        low_us, high_us = (timing.ci_low_us, timing.ci_high_us) if has_spread else (None, None)
+        is_known = rank > 1 and before_us is not None and low_us is not None
+        yield BestConfigRow(
+            **origin(search),
+            op=search.key.problem.op,
+            problem=str(search.key.problem),
+            rank=rank,
+            is_finalist=trial.trial_id in places,
+            time_us=timing.median_us,
+            over_best=timing.median_us / first.median_us,
+            ci_low_us=low_us,
+            ci_high_us=high_us,
+            num_samples=num_samples(timing),
+            is_settled=low_us > before_us if is_known and low_us and before_us else None,
+            template=config.template,
+            config_id=config.config_id,
+            config=str(config),
+        )
+        before_us = high_us
+
+
+def is_order_settled(search: Search) -> bool | None:
+    """Whether the winner is faster than the second best beyond their intervals; None: unknown."""
+    rows = list(best_config_rows(search))
+    return rows[1].is_settled if len(rows) > 1 else None
+
+
+def accuracy_row(search: Search) -> AccuracyRow | None:
+    """The evidence of a search that ran its kernels; None where nothing was run."""
+    if search.key.provenance is not Provenance.MEASURED:
+        return None
+    right = [
+        trial.evaluation
+        for trial in search.trials
+        if is_ok(trial) and trial.evaluation.relative_rms_error is not None
+    ]
+    best = search.best.evaluation if search.best is not None else None
+    counts = search.status_counts
+    return AccuracyRow(
+        **origin(search),
+        op=search.key.problem.op,
+        problem=str(search.key.problem),
+        num_right=len(right),
+        num_incorrect=counts.get(TrialStatus.INCORRECT, 0),
+        num_unrepeatable=counts.get(TrialStatus.UNREPEATABLE, 0),
+        template=best.config.template if best else None,
+        max_abs_error=best.max_abs_error if best else None,
+        relative_rms_error=best.relative_rms_error if best else None,
+        largest_abs_error=max((e.max_abs_error or 0.0 for e in right), default=None),
+        largest_relative_rms_error=max((e.relative_rms_error or 0.0 for e in right), default=None),
+    )
+
+
+def importance_rows(searches: Iterable[Search]) -> Iterator[ImportanceRow]:
+    """One row an operation, SKU, provenance, policy and parameter, the most important first."""
+    for group in groups(searches):
+        relative = [pair for search in group for pair in _relative_times(search)]
+        about = group_origin(group)
+        for parameter, share in parameter_importance(relative).items():
+            yield ImportanceRow(
+                **about,
+                op=group[0].key.problem.op,
+                parameter=parameter,
+                share=share,
+                num_searches=len(group),
+                num_times=len(relative),
+            )
+
+
+def _relative_times(search: Search) -> Iterator[tuple[Config, float]]:
+    """Each config's time over the best of its search: problems of all sizes count alike."""
+    times_us = [trial.evaluation.time_us for trial in search.trials]
+    fastest_us = min(filter(None, times_us), default=None)
+    for trial, time_us in zip(search.trials, times_us, strict=True):
+        if time_us and fastest_us:
+            yield trial.evaluation.config, time_us / fastest_us

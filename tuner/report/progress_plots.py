@@ -1,0 +1,187 @@
+"""How the searches went: best so far over trials and over the seconds that the GPU was held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from ..records import Provenance
+from .comparison import best_us
+from .drawing import Plot, draw_marks, light_grid, literal, new_figure, plain_numbers
+from .rows import ResultRow, result_row
+from .searches import Search
+from .wording import slug
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["overview_plots", "progress_plot"]
+
+_BY_TRIAL = "trial (number, in the order they ended)"
+_BY_SECONDS = "time the GPU was held (s)"
+
+
+def progress_plot(search: Search, progress: pd.DataFrame) -> Plot:
+    """One search, with the default, the baseline and the roofline as lines.
+
+    ``progress`` has the rows of this search. A measured search has a second panel over GPU time.
+    """
+    found = result_row(search)
+    has_seconds = bool(len(progress)) and progress["gpu_s"].iloc[-1] > 0
+    # Fixed margins: a computed layout would take longer than the drawing, for every plot.
+    figure = new_figure(5.6, 3.8)
+    axes = figure.add_axes((0.15, 0.305, 0.48 if has_seconds else 0.82, 0.62))
+    _draw_trials(axes, progress)
+    _draw_lines(axes, found)
+    if search.winner is not None:
+        time_us = best_us(search)
+        label = f"winner: {time_us:.4g} us"
+        number = search.winner.trial.number
+        axes.plot([number], [time_us], "*", color="black", markersize=13, label=label)
+    _finish_progress(figure, axes, search)
+    if has_seconds:
+        _draw_seconds(figure, axes, progress)
+    about = f"{found.problem} on {found.sku}"
+    caption = (
+        f"{found.provenance}, {found.device}, {found.versions}, {found.policy}, {found.date}; "
+        f"{found.state}; trials: {found.trials_by_status}"
+    )
+    return Plot(_plot_name(search), f"{about}: {caption}", figure)
+
+
+def _plot_name(search: Search) -> str:
+    key = search.key
+    values = slug([str(value) for value in key.problem.as_dict().values()])
+    # Long or exotic problems stay apart by the digest of their study.
+    parts = ["progress", key.problem.op, search.sku, key.provenance.value, values[:60]]
+    return f"{slug(parts)}-{key.digest[:8]}"
+
+
+def _draw_trials(axes: Axes, progress: pd.DataFrame) -> None:
+    kinds: tuple[tuple[str, dict[str, object]], ...] = (
+        ("ok", {"marker": "o", "markerfacecolor": "none", "color": "0.45"}),
+        ("pruned", {"marker": "x", "color": "0.45"}),
+    )
+    timed = progress["time_us"].notna()
+    for status, style in kinds:
+        points = progress[(progress["status"] == status) & timed]
+        label = f"{status} ({len(points)})"
+        draw_marks(axes, points["number"].to_list(), points["time_us"].to_list(), label, style)
+    failed = progress[~progress["status"].isin(["ok", "pruned"])]
+    bottom = [0.035] * len(failed)
+    style = {
+        "marker": "|",
+        "markersize": 9,
+        "color": "black",
+        "transform": axes.get_xaxis_transform(),
+    }
+    draw_marks(axes, failed["number"].to_list(), bottom, f"failed ({len(failed)})", style)
+    x, y = _steps(progress, "number")
+    if x:
+        axes.step(x, y, where="post", color="black", linewidth=1.8, label="best so far")
+
+
+def _steps(progress: pd.DataFrame, over: str) -> tuple[list[float], list[float]]:
+    """Where the best time falls, and the end: a point for every trial would fill the file."""
+    best = progress[progress["best_us"].notna()]
+    best = best[(best["best_us"].diff() != 0) | (best["number"] == best["number"].max())]
+    return best[over].to_list(), best["best_us"].to_list()
+
+
+def _draw_lines(axes: Axes, found: ResultRow) -> None:
+    lines = (
+        ("default", found.default_time_us, "--"),
+        (f"{found.baseline} ({found.baseline_provenance})", found.baseline_time_us, "-."),
+        ("roofline", found.roofline_us, ":"),
+    )
+    for name, time_us, style in lines:
+        if time_us is not None:
+            label = literal(f"{name}: {time_us:.4g} us")
+            axes.axhline(time_us, color="0.15", linestyle=style, linewidth=1.3, label=label)
+
+
+def _finish_progress(figure: Figure, axes: Axes, search: Search) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.set_ylim(low * (low / high) ** 0.1, high)  # a strip for the marks of failed trials
+    plain_numbers(axes.yaxis)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    axes.set_xlabel(_BY_TRIAL, fontsize=9)
+    axes.set_ylabel(f"time (us a call, {search.key.provenance.value})")
+    axes.set_title(literal(f"{search.sku}: {search.key.provenance.value}"), fontsize=10, loc="left")
+    light_grid(axes)
+    figure.legend(loc="lower center", ncols=3, fontsize=8, frameon=False)
+
+
+def _draw_seconds(figure: Figure, beside: Axes, progress: pd.DataFrame) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes = figure.add_axes((0.67, 0.305, 0.3, 0.62), sharey=beside)
+    x, y = _steps(progress, "gpu_s")
+    axes.step(x, y, where="post", color="black", linewidth=1.8)
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=3))
+    axes.tick_params(labelleft=False)
+    axes.set_xlabel(_BY_SECONDS, fontsize=9)
+    light_grid(axes)
+
+
+def overview_plots(
+    searches: Sequence[Search], progress: Mapping[str, pd.DataFrame]
+) -> Iterator[Plot]:
+    """For each operation, SKU and provenance, every search's way to its best in one plot."""
+    grouped: dict[tuple[str, str, Provenance], list[Search]] = {}
+    for search in searches:
+        if search.best is not None:
+            place = (search.key.problem.op, search.sku, search.key.provenance)
+            grouped.setdefault(place, []).append(search)
+    for (op, sku, provenance), group in grouped.items():
+        yield _overview_plot(op, sku, provenance, [(s, progress[s.key.digest]) for s in group])
+
+
+def _overview_plot(
+    op: str, sku: str, provenance: Provenance, group: Sequence[tuple[Search, pd.DataFrame]]
+) -> Plot:
+    from matplotlib.ticker import FuncFormatter, NullLocator
+
+    has_seconds = provenance is Provenance.MEASURED
+    panels = (("number", _BY_TRIAL), ("gpu_s", _BY_SECONDS))[: 2 if has_seconds else 1]
+    figure = new_figure(8.0 if has_seconds else 4.6, 3.3)
+    width = 0.4 if has_seconds else 0.8
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    for index, (over, label) in enumerate(panels):
+        axes = figure.add_axes((0.09 + 0.49 * index if has_seconds else 0.15, 0.16, width, 0.74))
+        ends = [_draw_way(axes, search, rows, over) for search, rows in group]
+        axes.plot([], [], color="0.55", linewidth=0.9, label=f"one search (of {len(group)})")
+        axes.plot([], [], "o", color="black", markersize=4, label="its last improvement")
+        axes.set_xscale("symlog", linthresh=max(1.0, max(ends) / 100))
+        axes.xaxis.set_major_formatter(plain)
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlim(left=0)
+        axes.set_yscale("log")
+        plain_numbers(axes.yaxis)
+        axes.set_xlabel(label, fontsize=9)
+        light_grid(axes)
+        if index == 0:
+            axes.set_ylabel(f"best so far / best ({provenance.value})", fontsize=9)
+            axes.legend(fontsize=8, frameon=False)
+            axes.set_title(literal(f"{op} on {sku}: {provenance.value}"), fontsize=10, loc="left")
+    caption = (
+        f"{op} on {sku}, {provenance.value}: the way of each of {len(group)} searches to its best"
+    )
+    return Plot(slug(["searches", op, sku, provenance.value]), caption, figure)
+
+
+def _draw_way(axes: Axes, search: Search, progress: pd.DataFrame, over: str) -> float:
+    """Draws one search; returns where it ended."""
+    x, y = _steps(progress, over)
+    lowest = min(y)
+    axes.step(x, [v / lowest for v in y], where="post", color="0.55", linewidth=0.9)
+    last = x[y.index(lowest)]
+    axes.plot([last], [1.0], "o", color="black", markersize=4)
+    return max(1.0, x[-1])
