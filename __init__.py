@@ -18,6 +18,9 @@ _PUBLIC = {
     "ops": "tilescout.ops",
     "policy": "tilescout.tuner.dispatch",
     "tune": "tilescout.tuner.tune",
+    "use_bundle": "tilescout.tuner.bundle",
+    "use_lock": "tilescout.tuner.dispatch",
+    "warmup": "tilescout.ops.warmup",
 }
 
 __all__ = ["__version__", *_PUBLIC]

@@ -14,23 +14,18 @@ import torch
 
 from ..errors import UnsupportedError, UsageError
 from ..kernels.base import Launcher
-from ..kernels.device import DeviceSpec
 from ..kernels.paged_decode import PagedDecodeInputs, PagedDecodeOutputs, PagedDecodeProblem
 from ..kernels.paged_decode.lengths import LENGTH_MIXES
 from ..kernels.registry import supported_templates, template
-from ..tuner.dispatch import LookupResult, Snapshot, Tier, current_snapshot
+from ..tuner.dispatch import LookupResult, Policy, Snapshot, current_snapshot
+from ..tuner.dispatch_policy import current_policy
+from ..tuner.reach.paged_decode import MIXES_IF_UNKNOWN, kv_bucket, preferred
 from .launchers import LauncherCache
 from .on_device import device_spec, dtype_name, on_device
 
 __all__ = ["MIXES_IF_UNKNOWN", "launch", "mixes_to_try", "resolve"]
 
 _launchers = LauncherCache()
-
-MIXES_IF_UNKNOWN = ("mixed", "equal")
-"""Mixes whose winners serve lengths that are not known, the preferred one first."""
-
-_WORTH = {Tier.EXACT: 0, Tier.NEAREST: 0, Tier.SIBLING: 1, Tier.PREDICTED: 2, Tier.DEFAULT: 3}
-"""Tiers by where the winner was measured; among equals the preferred mix serves."""
 
 
 def mixes_to_try(function: str, lengths: str | None) -> tuple[str, ...]:
@@ -60,11 +55,13 @@ def resolve(
     Raises:
         UsageError: the tensors are on the CPU and Triton's interpreter is off.
         UnsupportedError: no template serves the problem, or the tensors, on this GPU.
+        NoWinnerError: the policy is ``strict`` and nothing was measured for the problem.
         StoreError: a database cannot be read.
     """
     sizes, device = _sizes(inputs), inputs.q.device
     question = (current_snapshot(), function, device, tuple(mixes))
-    found = _resolved(*question, frozenset(), **sizes)
+    policy = current_policy()
+    found = _resolved(*question, frozenset(), policy, **sizes)
     chosen = template(found.op, found.template)
     if chosen.supports_tensors(found.problem, inputs, outputs) is None:
         return found
@@ -77,7 +74,7 @@ def resolve(
         listing = "; ".join(f"{found.op}/{name}: {reason}" for name, reason in reasons.items())
         raise UnsupportedError(f"no template of {found.op} serves the tensors: {listing}")
     refusing = frozenset(name for name, reason in reasons.items() if reason is not None)
-    return _resolved(*question, refusing, **sizes)
+    return _resolved(*question, refusing, policy, **sizes)
 
 
 def launch(
@@ -108,7 +105,7 @@ def _sizes(inputs: PagedDecodeInputs) -> dict[str, int | str | bool]:
     batch, page_size = inputs.batch, inputs.page_size
     return {
         "batch": batch,
-        "kv_len": _kv_bucket(inputs.kv_indices.numel() * page_size, batch),
+        "kv_len": kv_bucket(inputs.kv_indices.numel() * page_size, batch),
         "num_qo_heads": q.shape[1],
         "num_kv_heads": k.shape[2],
         "head_dim": q.shape[2],
@@ -127,42 +124,26 @@ def _sizes(inputs: PagedDecodeInputs) -> dict[str, int | str | bool]:
     }
 
 
-def _kv_bucket(num_tokens: int, batch: int) -> int:
-    """Mean tokens a request, rounded up to a power of two: a growing cache rarely changes it."""
-    mean = max(1, -(-num_tokens // batch))
-    return 1 << (mean - 1).bit_length()
-
-
 def _layout_of(pool: torch.Tensor) -> str:
     """The order in memory of a view ``[pages, tokens, heads, dim]``; NHD where both are one."""
     return "HND" if pool.stride(2) > pool.stride(1) and pool.shape[2] > 1 else "NHD"
 
 
 @lru_cache(maxsize=4096)
-def _resolved(
+def _resolved(  # noqa: PLR0917  (a question is these six)
     snapshot: Snapshot,
     function: str,
     device: torch.device,
     mixes: tuple[str, ...],
     without: frozenset[str],
+    policy: Policy,
     **sizes: int | str | bool,
 ) -> LookupResult:
-    """The look-up of the mix that has the winner of most worth, the first one where equal.
-
-    The others are only explained: what serves is what counts as a miss.
-    """
+    """The look-up of the mix that has the winner of most worth, the first one where equal."""
     spec = device_spec(device, function)
     problems = [PagedDecodeProblem.from_dict({**sizes, "lengths": mix}) for mix in mixes]
-    if len(problems) > 1:
-        problems.sort(key=lambda problem: _worth(snapshot, problem, spec, without))
-    return snapshot.lookup(problems[0], spec, without=without)
-
-
-def _worth(
-    snapshot: Snapshot, problem: PagedDecodeProblem, device: DeviceSpec, without: frozenset[str]
-) -> int:
-    result = snapshot.explain(problem, device, without=without).result
-    return len(_WORTH) if result is None else _WORTH[result.tier]
+    chosen = preferred(problems, spec, snapshot, without)
+    return snapshot.lookup(chosen, spec, policy=policy, without=without)
 
 
 def _specialisation(inputs: PagedDecodeInputs, outputs: PagedDecodeOutputs) -> tuple[object, ...]:

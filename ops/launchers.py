@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 import torch
@@ -16,10 +18,23 @@ import torch
 from ..errors import UsageError
 from ..kernels.base import Launcher
 
-__all__ = ["LauncherCache", "OwnedLauncher"]
+__all__ = ["LauncherCache", "OwnedLauncher", "keeping_launchers"]
 
 MAX_LAUNCHERS = 64
 """Launchers kept for eager calls; beyond it the least recently used frees its scratch memory."""
+
+
+_keeps: ContextVar[bool] = ContextVar("tilescout_keeps_launchers", default=False)
+
+
+@contextmanager
+def keeping_launchers() -> Iterator[None]:
+    """Launchers that are built or used inside are never dropped for others."""
+    token = _keeps.set(True)
+    try:
+        yield
+    finally:
+        _keeps.reset(token)
 
 
 @dataclass(frozen=True)
@@ -38,10 +53,11 @@ class LauncherCache:
         self._max_launchers = max_launchers
         self._lock = threading.Lock()
         self._eager: OrderedDict[tuple[Hashable, int], OwnedLauncher] = OrderedDict()
+        self._kept: dict[tuple[Hashable, int], OwnedLauncher] = {}
         self._captured: dict[tuple[Hashable, int], OwnedLauncher] = {}
 
     def __len__(self) -> int:
-        return len(self._eager) + len(self._captured)
+        return len(self._eager) + len(self._kept) + len(self._captured)
 
     def get(
         self, key: Hashable, device: torch.device, build: Callable[[], Launcher]
@@ -59,28 +75,38 @@ class LauncherCache:
         with self._lock:
             if is_capturing:
                 return self._for_capture(key, stream)
-            found = self._eager.get((key, stream))
+            found = self._eager.get((key, stream)) or self._kept.get((key, stream))
             if found is not None:
-                self._eager.move_to_end((key, stream))
-                return found
+                return self._used(key, stream, found)
         owned = OwnedLauncher(build())
         with self._lock:
             # Another thread on this stream may have built it meanwhile.
-            owned = self._eager.setdefault((key, stream), owned)
+            owned = self._used(key, stream, self._eager.setdefault((key, stream), owned))
             while len(self._eager) > self._max_launchers:
                 self._eager.popitem(last=False)
         return owned
 
+    def _used(self, key: Hashable, stream: int, owned: OwnedLauncher) -> OwnedLauncher:
+        """The launcher, now the one that was used last, or moved to those that are kept."""
+        if (key, stream) in self._kept:
+            return owned
+        if _keeps.get():
+            self._kept[key, stream] = self._eager.pop((key, stream))
+        else:
+            self._eager.move_to_end((key, stream))
+        return owned
+
     def _for_capture(self, key: Hashable, stream: int) -> OwnedLauncher:
         if (key, stream) not in self._captured:
-            source = next((k for k in self._eager if k[0] == key), None)
+            held = self._eager if any(k[0] == key for k in self._eager) else self._kept
+            source = next((k for k in held if k[0] == key), None)
             if source is None:
                 raise UsageError(
                     "a CUDA graph is being captured and these shapes were not called before: call "
-                    "the function once with the same shapes outside the capture, so that nothing "
-                    "compiles or allocates inside it"
+                    "the function once with the same shapes outside the capture, or "
+                    "tilescout.warmup, so that nothing compiles or allocates inside it"
                 )
-            self._captured[key, stream] = self._eager.pop(source)
+            self._captured[key, stream] = held.pop(source)
         return self._captured[key, stream]
 
 

@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from ..errors import DeviceError
+from ..errors import DeviceError, UsageError
 from ..kernels.base import Problem
 from ..kernels.device import DeviceSpec
 from .dispatch_policy import current_policy, policy, reread_environment
 from .explain import Explanation, LookupResult
+from .lock_file import read_lock
+from .locked_snapshot import LockedSnapshot
 from .paths import shipped_database_path, user_database_path
 from .snapshot import Snapshot
 from .tiers import Policy, Tier
@@ -34,8 +36,13 @@ __all__ = [
     "find_device",
     "lookup",
     "policy",
+    "put_in_force",
     "refresh",
+    "use_lock",
 ]
+
+LOCK_VARIABLE = "TILESCOUT_LOCK"
+"""Environment variable that names the lock file in force."""
 
 _MAX_HOT = 4096
 _HotKey = tuple[int, str | None, Policy, bool]
@@ -44,6 +51,8 @@ _HotKey = tuple[int, str | None, Policy, bool]
 _lock = threading.RLock()
 _snapshots: dict[tuple[str, ...], Snapshot] = {}
 _hot: dict[_HotKey, tuple[Problem, LookupResult]] = {}
+_chosen_lock: LockedSnapshot | None = None
+"""What ``use_lock`` put in force."""
 
 
 def _renew_lock() -> None:
@@ -117,10 +126,11 @@ def explain(
 
 
 def current_snapshot(databases: Sequence[str | Path] | None = None) -> Snapshot:
-    """The snapshot of the shipped and the user's database with these over them, read once.
+    """The lock in force, else the shipped and the user's database with these over them, read once.
 
     Raises:
-        StoreError: a database cannot be read.
+        StoreError: a database or the lock cannot be read.
+        UsageError: databases are named and a lock is in force, which answers alone.
     """
     key = tuple(map(str, databases)) if databases else ()
     found = _snapshots.get(key)
@@ -128,8 +138,55 @@ def current_snapshot(databases: Sequence[str | Path] | None = None) -> Snapshot:
         return found
     with _lock:
         if key not in _snapshots:
-            _snapshots[key] = Snapshot([read_database(s) for s in _sources(databases or ())])
+            _snapshots[key] = _read(databases or ())
         return _snapshots[key]
+
+
+def use_lock(path: str | Path | None, *, allow_other_toolchain: bool = False) -> str | None:
+    """Puts a lock file in force for this process: look-ups are answered from it alone.
+
+    Args:
+        path: The file that ``tilescout lock`` wrote; None: no lock, not ``$TILESCOUT_LOCK`` either
+            until ``refresh`` is called.
+        allow_other_toolchain: Accepts a lock that was written with other versions.
+
+    Returns:
+        The id of the lock: equal on every rank that resolves as this one.
+
+    Raises:
+        StoreError: the file is no lock, cannot serve with the code at hand, or was written with
+            other versions.
+    """
+    chosen = None
+    if path is not None:
+        chosen = LockedSnapshot(read_lock(path), allow_other_toolchain=allow_other_toolchain)
+    put_in_force(chosen)
+    return chosen.lock.lock_id if chosen else None
+
+
+def put_in_force(snapshot: LockedSnapshot | None) -> None:
+    """Makes this the snapshot that answers; None: the databases again."""
+    global _chosen_lock  # noqa: PLW0603 - what is in force is of the process
+    with _lock:
+        _chosen_lock = snapshot
+        refresh()
+        if snapshot is None:
+            _snapshots[()] = Snapshot([read_database(s) for s in _sources(())])
+
+
+def _read(databases: Sequence[str | Path]) -> Snapshot:
+    in_force = _chosen_lock
+    named = os.environ.get(LOCK_VARIABLE, "").strip()
+    if in_force is None and named:
+        in_force = LockedSnapshot(read_lock(named))
+    if in_force is None:
+        return Snapshot([read_database(source) for source in _sources(databases)])
+    if databases:
+        raise UsageError(
+            f"lock {str(in_force.lock.path)!r} is in force and answers alone: leave the databases "
+            f"out, or take the lock away ({LOCK_VARIABLE}, use_lock(None))"
+        )
+    return in_force
 
 
 def refresh() -> None:

@@ -36,7 +36,7 @@ __all__ = [
     "unknown_operation",
 ]
 
-Role = Literal["shipped", "user", "explicit"]
+Role = Literal["shipped", "user", "explicit", "lock"]
 Row = Mapping[str, object]
 _Values = tuple[object, ...]
 

@@ -15,7 +15,10 @@ from tilescout.tuner import catalog, cli
 from winner_databases import MadeUpWinner, write_winners
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
-COMMANDS = ("tune", "lookup", "explain", "spaces", "env", "report", "export", "import", "replay")
+COMMANDS = (
+    *("tune", "lookup", "explain", "spaces", "env", "report", "export", "import", "replay"),
+    *("warmup", "lock", "bundle"),
+)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -60,6 +63,8 @@ def test_the_example_of_every_command_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TILESCOUT_DB", str(tmp_path / "user.db"))
+    # Compiling a whole workload takes minutes; test_bundle compiles one problem.
+    monkeypatch.setattr("tilescout.tuner.precompile.reached_specs", lambda result: ())
     problem, device = catalog.first_problem("paged_decode"), catalog.gpu("h200")
     default = joint_space(problem, device).default
     write_winners(tmp_path / "user.db", [MadeUpWinner(problem, device, default)])
