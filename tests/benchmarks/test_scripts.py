@@ -11,7 +11,13 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = sorted(p for p in FOLDER.glob("*.py") if '__name__ == "__main__"' in p.read_text())
-NEED_GPU = ["paged_decode.py", "paged_decode_mla.py", "gdn_decode.py", "shared_prefix.py"]
+NEED_GPU = [
+    "paged_decode.py",
+    "paged_decode_mla.py",
+    "gdn_chunk.py",
+    "gdn_decode.py",
+    "shared_prefix.py",
+]
 
 
 def run(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
