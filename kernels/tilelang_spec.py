@@ -8,14 +8,16 @@ are run-time arguments of the program and no part of the key.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import struct
+import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -29,9 +31,9 @@ from ..errors import DeviceError
 from .base import CompiledBinary
 from .source_hash import source_hash
 
-__all__ = ["BoundTileLangKernel", "TileLangKernelSpec"]
+__all__ = ["BoundTileLangKernel", "TileLangKernelSpec", "lowered"]
 
-_CACHE_VERSION = 1
+_CACHE_VERSION = 2
 
 _PASS_CONFIGS = {
     # Programs keep to their bounds; checks of every access would stand between load and use.
@@ -39,6 +41,12 @@ _PASS_CONFIGS = {
     # On sm_100 and later 0.1.15 leaves packed sums undefined where a reduction is batched.
     "tl.enable_fp32x2_reduction": False,
 }
+_NVCC_OPTIONS = {
+    "tl.enable_fast_math",
+    "tl.ptxas_register_usage_level",
+    "tl.device_compile_flags",
+}
+"""Pass configs that are flags of nvcc, which ``_cubin_of`` does not take."""
 # Of the ELF format, elf(5); NVIDIA's machine is EM_CUDA.
 _ELF_MAGIC = b"\x7fELF"
 _ELF_MACHINE_AT = 18
@@ -95,7 +103,11 @@ class TileLangKernelSpec:
         """The folder of this kernel, filled."""
         folder = _cache_folder() / self._digest(arch)
         if not (folder / _FACTS).exists():
-            self._fill(folder, arch)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            # Configs share kernels, above all the merge: the first process compiles, others wait.
+            with _locked(folder.with_suffix(".lock")):
+                if not (folder / _FACTS).exists():
+                    self._fill(folder, arch)
         return folder
 
     def _digest(self, arch: int) -> str:
@@ -113,11 +125,11 @@ class TileLangKernelSpec:
 
     def _fill(self, folder: Path, arch: int) -> None:
         """Compiles into a folder beside ``folder`` and moves it there in one step."""
-        folder.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f"{folder.name[:12]}.", dir=folder.parent))
         try:
             self._compile_into(part, arch)
-            # Fails where another process was first: its files are as good.
+            # Fails where another process was first, on a file system without locks: its files are
+            # as good.
             with suppress(OSError):
                 part.rename(folder)
         finally:
@@ -133,14 +145,8 @@ class TileLangKernelSpec:
                 "TileLang found no CUDA toolkit, and without its nvcc it compiles nothing; install "
                 "the toolkit, set CUDA_HOME, or search Triton's templates alone"
             )
-        program = getattr(import_module(self.module), self.factory)(arch=arch, **self.parameters)
-        # The suffix allows what only this architecture has: wgmma, TMA with its own instructions.
-        target = tvm.target.Target({"kind": "cuda", "arch": f"sm_{arch}a"})
-        options = {**_PASS_CONFIGS, **self.pass_configs}
-        with tvm.transform.PassContext(opt_level=3, config=options), target:
-            artifact = tilelang.lower(
-                program, target=target, enable_host_codegen=True, enable_device_compile=True
-            )
+        with _device_compiler(f"sm_{arch}a"):
+            artifact = lowered(self, arch, compiles_device_code=True)
         (function,) = artifact.device_mod.functions.values()
         library = folder / _LIBRARY
         tvm.runtime.Executable(artifact.rt_mod).export_library(str(library))
@@ -153,6 +159,25 @@ class TileLangKernelSpec:
             "smem_bytes": int(function.attrs.get("dyn_shared_memory_buf", 0)),
         }
         (folder / _FACTS).write_text(json.dumps(facts))
+
+
+def lowered(spec: TileLangKernelSpec, arch: int, *, compiles_device_code: bool = False) -> Any:
+    """What TileLang makes of a program: its CUDA source and host module; needs no nvcc."""
+    import tilelang
+    import tvm
+
+    program = getattr(import_module(spec.module), spec.factory)(arch=arch, **spec.parameters)
+    # The suffix allows what only this architecture has: wgmma, TMA with its own instructions.
+    target = tvm.target.Target({"kind": "cuda", "arch": f"sm_{arch}a"})
+    options = {**_PASS_CONFIGS, **spec.pass_configs}
+    assert not _NVCC_OPTIONS & set(options), f"{options} holds flags of nvcc"
+    with tvm.transform.PassContext(opt_level=3, config=options), target:
+        return tilelang.lower(
+            program,
+            target=target,
+            enable_host_codegen=True,
+            enable_device_compile=compiles_device_code,
+        )
 
 
 @dataclass(frozen=True)
@@ -168,6 +193,61 @@ class BoundTileLangKernel:
         nor waits, so that a CUDA graph can capture the launch.
         """
         self.function(*args)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Keeps other processes out of the block; best effort, without a file in the end."""
+    with path.open("w") as file:
+        # Where the file system has no locks, a kernel may be compiled twice.
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            # Who waits for the removed file looks at the folder next, as does who makes a new one.
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _device_compiler(arch: str) -> Iterator[None]:
+    """Lets TileLang compile device code by ``_cubin_of`` inside the block.
+
+    Its own compiler adds -lineinfo, which leaves the instructions as they are and triples the
+    bytes that are then compiled into the library and disassembled. It also keeps every cubin a
+    second time, whatever nvcc made it.
+    """
+    import tvm_ffi
+
+    name = "tilelang_callback_cuda_compile"
+    theirs = tvm_ffi.get_global_func(name)
+    tvm_ffi.register_global_func(
+        name, lambda code, _target, _options=None: _cubin_of(str(code), arch), override=True
+    )
+    try:
+        yield
+    finally:
+        tvm_ffi.register_global_func(name, theirs, override=True)
+
+
+def _cubin_of(code: str, arch: str) -> bytearray:
+    """What nvcc makes of TileLang's CUDA source, by TileLang's flags but -lineinfo."""
+    from tilelang.contrib.cc import get_cplus_compiler
+    from tilelang.contrib.nvcc import get_nvcc_compiler
+    from tilelang.env import CUTLASS_INCLUDE_DIR, TILELANG_TEMPLATE_PATH
+
+    with tempfile.TemporaryDirectory() as name:
+        source, cubin = Path(name, "kernel.cu"), Path(name, _CUBIN)
+        source.write_text(code)
+        command = [
+            *(get_nvcc_compiler(), f"-ccbin={get_cplus_compiler()}", f"-arch={arch}", "--cubin"),
+            *("-O3", "-std=c++20", "-w", f"-I{TILELANG_TEMPLATE_PATH}", f"-I{CUTLASS_INCLUDE_DIR}"),
+            *("-o", str(cubin), str(source)),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"nvcc failed: {done.stderr or done.stdout}")
+        return bytearray(cubin.read_bytes())
 
 
 def _embedded_cubin(library: bytes) -> bytes:

@@ -18,8 +18,6 @@ def merge_program(
     dtype: str,
     head_dim: int,
     group_size: int,
-    page_size: int,
-    block_n: int,
     block_s: int,
     threads: int,
     has_window: bool,
@@ -29,7 +27,8 @@ def merge_program(
     """The sum over the runs s of one head of a request of 2^(lse_s - lse) times their outputs.
 
     Grid: pieces of the head dimension of query heads, requests. ``block_s`` runs are read at once,
-    in their order whatever the batch is. A request without tokens gives 0.
+    in their order whatever the batch is. A request without tokens gives 0. Pages and tiles are
+    run-time arguments: they cost two divisions a block, and many configs share a merge.
     """
     del arch
     accum = "float32"
@@ -54,6 +53,8 @@ def merge_program(
         num_kv_heads: T.int32,
         num_splits: T.int32,
         window_left: T.int32,
+        page_size: T.int32,
+        block_n: T.int32,
     ):
         num_heads = num_kv_heads * group_size
         Out = T.make_tensor(

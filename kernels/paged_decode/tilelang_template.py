@@ -213,8 +213,6 @@ def _specs(
         "dtype": problem.dtype,
         "head_dim": problem.head_dim,
         "group_size": problem.group_size,
-        "page_size": problem.page_size,
-        "block_n": config.block_n,
         "has_window": problem.window_left >= 0,
     }
     pass_configs: Mapping[str, Any] = {
@@ -229,6 +227,8 @@ def _specs(
         program="paged_decode_attention",
         parameters={
             **shared,
+            "page_size": problem.page_size,
+            "block_n": config.block_n,
             "block_h": config.block_h,
             "rows": config.rows,
             "threads": config.threads,
@@ -354,6 +354,8 @@ class PagedDecodeTileLangLauncher:
                 *out_strides,
                 *sizes,
                 *splits,
+                k.shape[1],
+                self.config.block_n,
             )
 
 

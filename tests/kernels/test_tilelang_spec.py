@@ -5,12 +5,14 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tilescout.errors import DeviceError
-from tilescout.kernels.tilelang_spec import TileLangKernelSpec
+from tilescout.kernels.tilelang_spec import TileLangKernelSpec, lowered
 from tilescout.tuner.prediction.binary import read_facts
 
 SPEC = TileLangKernelSpec(
@@ -21,8 +23,6 @@ SPEC = TileLangKernelSpec(
         "dtype": "bfloat16",
         "head_dim": 128,
         "group_size": 4,
-        "page_size": 16,
-        "block_n": 64,
         "block_s": 8,
         "threads": 128,
         "has_window": False,
@@ -77,13 +77,43 @@ def test_a_kernel_is_compiled_once_and_read_without_a_compiler(cache) -> None:
     assert list(cache.iterdir()) == [folder]
 
 
+def test_processes_that_need_one_kernel_compile_it_once(cache, monkeypatch) -> None:
+    filled = []
+
+    def fill(spec, folder, arch) -> None:
+        filled.append(arch)
+        time.sleep(0.2)
+        folder.mkdir()
+        (folder / "facts.json").write_text("{}")
+
+    monkeypatch.setattr(TileLangKernelSpec, "_fill", fill)
+    with ThreadPoolExecutor(4) as pool:
+        folders = list(pool.map(SPEC._compiled, [90] * 4))
+    assert filled == [90]
+    assert list(cache.iterdir()) == [*set(folders)]
+
+
+def test_the_instructions_are_those_of_tilelangs_own_compiler(cache) -> None:
+    artifact = lowered(SPEC, 90)
+    from tilelang.contrib.nvcc import compile_cuda
+    from tilelang.env import CUTLASS_INCLUDE_DIR, TILELANG_TEMPLATE_PATH
+
+    include = [f"-I{path}" for path in (TILELANG_TEMPLATE_PATH, CUTLASS_INCLUDE_DIR)]
+    theirs = compile_cuda(
+        artifact.kernel_source, "cubin", ["-arch=sm_90a"], options=["-std=c++20", *include]
+    )
+    ours = SPEC.compile(90)
+    assert len(ours.cubin) < len(theirs)
+    assert read_facts(ours) == read_facts(replace(ours, cubin=bytes(theirs)))
+
+
 def test_what_shapes_a_kernel_is_its_key_and_nothing_else() -> None:
     shuffled = replace(SPEC, parameters=dict(reversed(SPEC.parameters.items())))
     assert shuffled._digest(90) == SPEC._digest(90)
     others = [
         SPEC._digest(100),
         replace(SPEC, parameters={**SPEC.parameters, "block_s": 16})._digest(90),
-        replace(SPEC, pass_configs={"tl.enable_fast_math": True})._digest(90),
+        replace(SPEC, pass_configs={"tl.disable_wgmma": True})._digest(90),
     ]
     assert len({SPEC._digest(90), *others}) == 4
 
