@@ -61,6 +61,10 @@ def _compiled() -> None:
         (LOADS[load][0], MATRIX, matrix_config(load, tile, splits))
         for load, tile, splits in itertools.product(LOADS, TILES, SPLITS)
     ]
+    jobs += [
+        (LOADS[load][0], GUARDED, guarded_config(load, splits))
+        for load, splits in itertools.product(LOADS, (1, 24))
+    ]
     with CompilePool() as pool:
         for job in [pool.submit("paged_decode", module, *job, 90) for job in jobs]:
             job.result()
@@ -131,6 +135,53 @@ def test_every_way_to_load_meets_every_tile(load, tile, splits, h200) -> None:
     )
     outputs = run(name, MATRIX, config, inputs)
     assert ref.compare(MATRIX, inputs, outputs).reason is None
+
+
+GUARDED = replace(LLAMA, kv_len=8192)
+GUARDS = 64
+GUARD_PAGE = 2**28
+"""A page that no pool holds: reading it faults."""
+LENGTHS = {
+    "shorter than a page": [1, 5, 15, 3],
+    "fewer tiles than stages": [16, 17, 33, 64],
+    "empty at the end": [700, 1, 0, 0],
+    "empty at the start": [0, 0, 31, 384],
+    "all empty but one": [0, 0, 0, 1],
+    "more runs than tiles": [383, 385, 369, 200],
+}
+
+
+def guarded_config(load, splits):
+    """Tiles of one page, more stages than most runs have tiles."""
+    name, values = LOADS[load]
+    split = {"split_rule": "count", "num_splits": splits} if splits > 1 else {"split_rule": "none"}
+    shape = {"block_n": 16, "threads": 32, "num_stages": 5, "swap_ab": False, "matmul": "mma"}
+    return Config.of(name, {**shape, **values, **split, "block_h": 1 if load == "page" else 4})
+
+
+@pytest.mark.parametrize("splits", [1, 24])
+@pytest.mark.parametrize("load", LOADS)
+def test_short_runs_stay_within_their_table(load, splits, h200) -> None:
+    name, config = LOADS[load][0], guarded_config(load, splits)
+    assert SPACES[name](GUARDED, h200).check(config) is None
+    for case, lengths in LENGTHS.items():
+        inputs = ref.paged_inputs(GUARDED, lengths, device="cuda", seed=9, poison=True)
+        guards = inputs.kv_indices.new_full((GUARDS,), GUARD_PAGE)
+        table = torch.cat([guards, inputs.kv_indices, guards])
+        guarded = replace(inputs, kv_indices=table, kv_indptr=inputs.kv_indptr + GUARDS)
+        outputs = run(name, GUARDED, config, guarded)
+        assert ref.compare(GUARDED, guarded, outputs).reason is None, case
+
+
+def test_the_trial_that_faulted_on_an_h200_runs() -> None:
+    problem = PagedDecodeProblem(16, 8192, 32, 8, 128, 16, "bfloat16")
+    config = guarded_config("page", 24)
+    for seed in range(4):
+        inputs = ref.make_validation_inputs(problem, device="cuda", seed=seed)
+        first = run("tilelang_page", problem, config, inputs)
+        assert ref.compare(problem, inputs, first).reason is None
+        for _ in range(5):
+            assert ref.outputs_equal(first, run("tilelang_page", problem, config, inputs))
 
 
 @pytest.mark.parametrize("load", LOADS)
