@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..kernels.paged_decode.inputs import Rope
 from . import flashinfer, gdn
 from .attention_states import merge_state, merge_states
+from .fp4_attention import fp4_attention, sageattn3_blackwell
 from .mla_decode import mla_decode
 from .page_table import PageTable
 from .paged_decode import paged_decode, resolve_paged_decode
@@ -14,11 +15,13 @@ __all__ = [
     "PageTable",
     "Rope",
     "flashinfer",
+    "fp4_attention",
     "gdn",
     "merge_state",
     "merge_states",
     "mla_decode",
     "paged_decode",
     "resolve_paged_decode",
+    "sageattn3_blackwell",
     "shared_prefix_decode",
 ]

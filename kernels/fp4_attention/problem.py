@@ -10,6 +10,7 @@ from ..base import Problem
 from ..quantization.formats import MXFP4, NVFP4, BlockFormat
 
 __all__ = [
+    "HEAD_DIMS",
     "KEY_PADDING",
     "MODES",
     "OUT_DTYPE_BYTES",
@@ -21,6 +22,8 @@ __all__ = [
     "Fp4AttentionFwdProblem",
 ]
 
+HEAD_DIMS = (64, 128)
+"""What templates serve; others are padded with zeros by the caller."""
 MODES = ("nvfp4", "direct", "fp8_p")
 PRODUCTS = ("native", "emulated")
 P_SCALES = ("ceil", "floor")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -33,8 +34,10 @@ class Fp4AttentionTritonLauncher:
         config: Fp4AttentionTritonConfig,
         inputs: Fp4AttentionFwdInputs,
     ) -> None:
-        self.problem, self.config = problem, config
         self.arch = _arch_of(inputs.device)
+        if self.arch == 0 and config.conversion:
+            config = replace(config, conversion="arithmetic")  # the interpreter has no assembly
+        self.problem, self.config = problem, config
         self.grid = (config.num_programs(problem), 1, 1)
         self._dequantize: dict[str, BoundTritonKernel] = {}
         self.k_values: torch.Tensor | None = None

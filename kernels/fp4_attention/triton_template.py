@@ -9,7 +9,7 @@ from ..base import Config, KernelTemplate, LaunchEstimate
 from ..device import DeviceSpec
 from ..source_hash import source_hash
 from ..triton_spec import TritonKernelSpec
-from .problem import OUT_DTYPE_BYTES, Fp4AttentionFwdProblem
+from .problem import HEAD_DIMS, OUT_DTYPE_BYTES, Fp4AttentionFwdProblem
 from .triton_specs import (
     DEQUANTIZE_BLOCK_M,
     DEQUANTIZE_BLOCK_N,
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FP4_TENSOR_CORES", "Fp4AttentionEmulated", "Fp4AttentionNative"]
 
-HEAD_DIMS = (64, 128)
 FP4_TENSOR_CORES = ((10, 0), (10, 3), (12, 0))
 """Compute capabilities for which ``tl.dot_scaled`` compiles to FP4 products, Triton 3.6 to 3.9."""
 MAX_PROGRAMS = 2**31 - 1

@@ -1,0 +1,103 @@
+"""From quantised operands of FP4 attention to a launch: the problem, the look-up, the launcher."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from ..errors import UsageError
+from ..kernels.base import Launcher
+from ..kernels.fp4_attention import (
+    Fp4AttentionFwdInputs,
+    Fp4AttentionFwdOutputs,
+    Fp4AttentionFwdProblem,
+)
+from ..kernels.registry import template
+from ..tuner.dispatch import LookupResult, current_snapshot
+from .launchers import LauncherCache
+from .on_device import device_spec, dtype_name, on_device
+
+__all__ = ["PRODUCTS_ALLOWED", "launch", "resolve_products"]
+
+PRODUCTS_ALLOWED = ("auto", "native", "emulated")
+_FP4_TENSOR_CORE_MAJORS = (10, 12)
+
+_launchers = LauncherCache()
+
+
+def resolve_products(function: str, products: str, device: torch.device) -> str:
+    """``native`` or ``emulated``; ``auto`` is native where there are FP4 tensor cores.
+
+    Raises:
+        UsageError: an unknown word, or native products in Triton's interpreter, which gets them
+            wrong without saying so.
+    """
+    if products not in PRODUCTS_ALLOWED:
+        allowed = ", ".join(PRODUCTS_ALLOWED)
+        raise UsageError(f"products={products!r} of {function}: one of {allowed}")
+    spec = device_spec(device, function)
+    if device.type == "cpu":
+        if products == "native":
+            raise UsageError(
+                f"products='native' of {function} under TRITON_INTERPRET=1: the interpreter reads "
+                "block scales wrongly; use products='emulated', which gives the same codes"
+            )
+        return "emulated"
+    if products != "auto":
+        return products
+    has_fp4 = spec.compute_capability[0] in _FP4_TENSOR_CORE_MAJORS
+    return "native" if has_fp4 else "emulated"
+
+
+def launch(
+    function: str,
+    inputs: Fp4AttentionFwdInputs,
+    outputs: Fp4AttentionFwdOutputs,
+    **choices: str | bool,
+) -> None:
+    """Looks the config up and enqueues its kernels on the current stream.
+
+    Args:
+        function: Whose call it is.
+        inputs: Quantised operands.
+        outputs: What to write.
+        **choices: Fields of the problem that shapes do not tell.
+
+    Raises:
+        UsageError: a CUDA graph is being captured and nothing was built yet.
+        UnsupportedError: no template serves the problem on this GPU.
+        StoreError: a database cannot be read.
+    """
+    out, device = outputs.out, inputs.device
+    batch, num_qo_heads, query_len, head_dim = out.shape
+    problem = _problem(
+        batch=batch,
+        num_qo_heads=num_qo_heads,
+        num_kv_heads=inputs.k.codes.shape[1],
+        query_len=query_len,
+        kv_len=inputs.k.codes.shape[2],
+        head_dim=head_dim,
+        out_dtype=dtype_name(out.dtype),
+        **choices,
+    )
+    result = current_snapshot().lookup(problem, device_spec(device, function))
+    key = (
+        *(result.config, problem, device.index, outputs.lse is not None),
+        *(out.stride(), out.data_ptr() % 16),
+    )
+    with on_device(device):
+        owned = _launchers.get(key, device, lambda: _build(result, problem, inputs))
+        with owned.lock:
+            owned.launcher.launch(inputs, outputs)
+
+
+@lru_cache(maxsize=4096)
+def _problem(**values: int | str | bool) -> Fp4AttentionFwdProblem:
+    return Fp4AttentionFwdProblem.from_dict(values)
+
+
+def _build(
+    result: LookupResult, problem: Fp4AttentionFwdProblem, inputs: Fp4AttentionFwdInputs
+) -> Launcher:
+    return template(problem.op, result.template).build(problem, result.config, inputs)
