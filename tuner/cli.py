@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from ..errors import TilescoutError, UsageError
-from . import cli_databases, cli_deploy, cli_import, cli_lookup, cli_replay, cli_tune
+from . import cli_compare, cli_databases, cli_deploy, cli_import, cli_lookup, cli_replay, cli_tune
 
 __all__ = ["app", "main"]
 
@@ -32,6 +32,7 @@ cli_tune.add_to(app)
 cli_lookup.add_to(app)
 cli_databases.add_to(app)
 cli_import.add_to(app)
+cli_compare.add_to(app)
 cli_replay.add_to(app)
 cli_deploy.add_to(app)
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from ..errors import UsageError
 from .cli_options import (
-    FormatOption,
     GpuFilter,
     OpFilter,
     parse_names,
@@ -19,6 +20,10 @@ from .cli_options import (
 )
 from .paths import readable_databases
 from .rendering import Format, render_record
+
+if TYPE_CHECKING:
+    from .report import ReportPaths
+    from .store import Store
 
 __all__ = ["add_to"]
 
@@ -34,8 +39,9 @@ def add_to(app: typer.Typer) -> None:
 def report(
     *,
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder to write to.", show_default=False)
-    ],
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Folder to write to.", show_default=False),
+    ] = None,
     gpu: GpuFilter = None,
     db: Annotated[
         list[str] | None,
@@ -47,25 +53,54 @@ def report(
             "Default: the user's, then the shipped one.",
         ),
     ] = None,
-    form: FormatOption = Format.TABLE,
+    plots: Annotated[
+        int | None,
+        typer.Option(
+            "--plots", metavar="N", min=0, help="Searches with a plot of their own. Default: 16."
+        ),
+    ] = None,
+    form: Annotated[
+        Literal["table", "csv", "json", "md"],
+        typer.Option(
+            "--format",
+            help="How the files are listed on standard output; md prints the tables themselves.",
+        ),
+    ] = "table",
 ) -> None:
-    """Write the report: one HTML page, CSV and PNG.
+    """Write the report: an HTML page, CSV and PNG, or Markdown.
 
     Example: tilescout report --out report --gpu h200,b200
     """
-    from .report import write_report
+    if out is None and form != "md":
+        raise UsageError("report needs --out DIR; --format md prints the tables without a folder")
+    from .report import NUM_PLOTS, write_report
     from .store import Store
 
+    gpus = parse_names(gpu)
     with ExitStack() as stack:
         locations = db or reversed(readable_databases())
         stores = [stack.enter_context(Store.open(path, read_only=True)) for path in locations]
-        paths = write_report(stores, out, gpus=parse_names(gpu))
+        if out is not None:
+            num_plots = NUM_PLOTS if plots is None else plots
+            paths = write_report(stores, out, gpus=gpus, num_plots=num_plots)
+        text = _markdown(stores, gpus) if form == "md" else _listing(paths, Format(form))
+    typer.echo(text)
+
+
+def _markdown(stores: Sequence[Store], gpus: Sequence[str] | None) -> str:
+    from .report.collected import collect
+    from .report.markdown import report_markdown
+
+    return report_markdown(collect(stores, gpus), generated_at=datetime.now(UTC))
+
+
+def _listing(paths: ReportPaths, form: Format) -> str:
     record = {
         "index": str(paths.index),
         "tables": [str(path) for path in paths.tables],
         "plots": [str(path) for path in paths.plots],
     }
-    typer.echo(render_record(record, form))
+    return render_record(record, form)
 
 
 def export(

@@ -16,7 +16,8 @@ from winner_databases import MadeUpWinner, write_winners
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 COMMANDS = (
-    *("tune", "lookup", "explain", "spaces", "env", "report", "export", "import", "replay"),
+    *("tune", "lookup", "explain", "spaces", "env", "report", "export", "import"),
+    *("compare", "replay"),
     *("warmup", "lock", "bundle"),
 )
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .writer import ReportPaths, write_report
+from .writer import NUM_PLOTS, ReportPaths, write_report
 
-__all__ = ["ReportPaths", "write_report"]
+__all__ = ["NUM_PLOTS", "ReportPaths", "write_report"]
