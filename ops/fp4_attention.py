@@ -133,6 +133,7 @@ def fp4_attention(
         mode, products = "nvfp4", "emulated"
     products = resolve_products(_OURS, products, q.device)
     scale = checked_sm_scale(_OURS, q, sm_scale)
+    q, k, v = (last_contiguous(x) for x in (q, k, v))
     out = torch.empty_like(q, memory_format=torch.preserve_format)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32) if return_lse else None
     if not out.numel():
@@ -140,7 +141,7 @@ def fp4_attention(
     q_mean = ("block" if per_block_mean else "sequence") if "q" in smooth else "none"
     with on_device(q.device):
         operands = quantize_operands(
-            *(last_contiguous(x) for x in (q, k, v)),
+            *(q, k, v),
             mode=mode,
             sm_scale=scale,
             smooth_k="k" in smooth,
