@@ -18,6 +18,8 @@ __all__ = ["SPACES", "triton_space"]
 _CUT = (4, 8, 16, 32, 64, 128)
 """Chunks of a segment."""
 _TILED = ("scan", "transition")
+_REGISTERS = (128, 168, 255)
+"""Of a thread: four, three or two blocks of four warps on a multiprocessor; 255 is the limit."""
 
 
 def triton_space(problem: GdnChunkProblem, device: DeviceSpec) -> SearchSpace:
@@ -52,6 +54,7 @@ def _tiles(problem: GdnChunkProblem) -> tuple[Parameter, ...]:
     """The parameters of each kernel."""
     precise = ("tf32x3", "ieee")
     precisions = precise if problem.dtype == "float32" else ("tf32", *precise)
+    merging = precisions if problem.dtype == "float32" else ("as_input", *precisions)
     cut, separate = ActiveWhen("segment", _CUT), ActiveWhen("algorithm", ("separate",))
     norm = [
         ordered("norm_block_r", 4, 8, 16, 32, 64, part="norm"),
@@ -66,7 +69,8 @@ def _tiles(problem: GdnChunkProblem) -> tuple[Parameter, ...]:
         ordered("intra_num_stages", 1, 2, 3, part="intra"),
         categorical("inverse", "substitution", "doubling", part="intra"),
         categorical("inverse_gate", "gated", "free", part="intra"),
-        categorical("inverse_precision", *precisions, part="intra"),
+        categorical("inverse_precision", *merging, part="intra"),
+        ordered("intra_maxnreg", *_REGISTERS, part="intra"),
         *_chain("transition", cut),
         ordered("stitch_block_v", 16, 32, 64, 128, active_when=cut, part="stitch"),
         ordered("stitch_num_warps", 4, 8, active_when=cut, part="stitch"),
@@ -85,6 +89,7 @@ def _chain(part: str, condition: ActiveWhen | None) -> tuple[Parameter, ...]:
         ordered(f"{part}_block_v", 16, 32, 64, 128, active_when=condition, part=part),
         ordered(f"{part}_num_warps", 2, 4, 8, active_when=condition, part=part),
         ordered(f"{part}_num_stages", 1, 2, 3, 4, active_when=condition, part=part),
+        ordered(f"{part}_maxnreg", *_REGISTERS, active_when=condition, part=part),
     )
 
 
@@ -105,12 +110,14 @@ def _config(problem: GdnChunkProblem, **values: ParameterValue) -> Config:
         "intra_block_k": 64,
         "intra_num_warps": 4,
         "intra_num_stages": 2,
+        "intra_maxnreg": 255,
         "inverse": "substitution",
         "inverse_gate": "free",
         "inverse_precision": "tf32x3" if is_wide else "tf32",
         "transition_block_v": 32,
         "transition_num_warps": 4,
         "transition_num_stages": 2,
+        "transition_maxnreg": 255,
         "stitch_block_v": 32,
         "stitch_num_warps": 8,
         "stitch_num_stages": 1,
@@ -118,6 +125,7 @@ def _config(problem: GdnChunkProblem, **values: ParameterValue) -> Config:
         "scan_block_v": 32,
         "scan_num_warps": 4,
         "scan_num_stages": 2,
+        "scan_maxnreg": 255,
         "output_block_k": 64,
         "output_block_v": 64,
         "output_num_warps": 4,
@@ -182,20 +190,22 @@ def _fits_registers(problem: GdnChunkProblem, config: Config) -> str | None:
             continue
         is_output = part == "scan" and config["algorithm"] == "fused"
         elements = (block_k + chunk * (1 + is_output)) * int(block_v)
-        reason = _too_many(part, elements, int(config[f"{part}_num_warps"]))
+        reason = _too_many(config, part, elements)
         if reason is not None:
             return reason
-    reason = _too_many("intra", 2 * chunk * chunk, int(config["intra_num_warps"]))
+    reason = _too_many(config, "intra", 2 * chunk * chunk)
     if reason is not None or config["algorithm"] == "fused":
         return reason
     elements = chunk * (int(config["output_block_v"]) + chunk)
-    return _too_many("output", elements, int(config["output_num_warps"]))
+    return _too_many(config, "output", elements)
 
 
-def _too_many(part: str, elements: int, num_warps: int) -> str | None:
-    needed = elements // (32 * num_warps)
-    if needed > TILE_REGISTERS:
-        return f"{needed} registers a thread for the tiles of {part}, above {TILE_REGISTERS}"
+def _too_many(config: Config, part: str, elements: int) -> str | None:
+    needed = elements // (32 * int(config[f"{part}_num_warps"]))
+    bound = int(config.get(f"{part}_maxnreg") or _REGISTERS[-1])
+    limit = bound - (_REGISTERS[-1] - TILE_REGISTERS)
+    if needed > limit:
+        return f"{needed} registers a thread for the tiles of {part}, above {limit}"
     return None
 
 

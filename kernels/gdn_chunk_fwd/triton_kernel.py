@@ -22,7 +22,8 @@ def _locate(
 ):
     """(sequence, place) of piece ``index`` where each sequence is cut into pieces of UNIT tokens.
 
-    An empty sequence has LEAST pieces, 0 or 1. Behind the last piece: (num_sequences, how many pieces behind).
+    An empty sequence has LEAST pieces, 0 or 1. Behind the last piece: (num_sequences, how many
+    pieces behind).
     """
     if IS_VARLEN:
         sequence = 0

@@ -28,7 +28,24 @@ def _diagonal_inverse(lower, CHUNK: tl.constexpr, BASE: tl.constexpr):
 
 
 @triton.jit
-def _merged(x, lower, CHUNK: tl.constexpr, SIZE: tl.constexpr, INVERSE_PRECISION: tl.constexpr):
+def _product(a, b, ELEMENT: tl.constexpr, INVERSE_PRECISION: tl.constexpr):
+    """The product in fp32 of operands in fp32 or, "as_input", in the dtype of q."""
+    if INVERSE_PRECISION == "as_input":
+        result = tl.dot(a.to(ELEMENT), b.to(ELEMENT))
+    else:
+        result = tl.dot(a, b, input_precision=INVERSE_PRECISION)
+    return result
+
+
+@triton.jit
+def _merged(
+    x,
+    lower,
+    CHUNK: tl.constexpr,
+    SIZE: tl.constexpr,
+    ELEMENT: tl.constexpr,
+    INVERSE_PRECISION: tl.constexpr,
+):
     """From the inverses of diagonal blocks of SIZE rows those of twice the size: X - X E X.
 
     X is their block diagonal, E what of ``lower`` lies in the blocks that are new.
@@ -37,8 +54,8 @@ def _merged(x, lower, CHUNK: tl.constexpr, SIZE: tl.constexpr, INVERSE_PRECISION
     row, column = offs[:, None] // SIZE, offs[None, :] // SIZE
     is_new = (row % 2 == 1) & (column == row - 1)
     new = tl.where(is_new, lower, 0.0)
-    product = tl.dot(new, x, input_precision=INVERSE_PRECISION)
-    return x - tl.dot(x, product, input_precision=INVERSE_PRECISION)
+    product = _product(new, x, ELEMENT, INVERSE_PRECISION)
+    return x - _product(x, product, ELEMENT, INVERSE_PRECISION)
 
 
 @triton.jit
@@ -47,12 +64,13 @@ def _inverse(
     CHUNK: tl.constexpr,
     INVERSE: tl.constexpr,
     INVERSE_BASE: tl.constexpr,
+    ELEMENT: tl.constexpr,
     INVERSE_PRECISION: tl.constexpr,
 ):
     """(I + lower)^-1 of a strictly lower triangular tile in fp32.
 
-    Diagonal blocks are inverted and merged, two at a time: "doubling" starts at blocks of two, whose
-    inverse is known, "substitution" at blocks of INVERSE_BASE.
+    Diagonal blocks are inverted and merged, two at a time: "doubling" starts at blocks of two,
+    whose inverse is known, "substitution" at blocks of INVERSE_BASE.
     """
     offs = tl.arange(0, CHUNK)
     if INVERSE == "substitution":
@@ -65,7 +83,7 @@ def _inverse(
     START: tl.constexpr = INVERSE_BASE if INVERSE == "substitution" else 2
     for level in tl.static_range(0, 6):
         if START << level < CHUNK:
-            x = _merged(x, lower, CHUNK, START << level, INVERSE_PRECISION)
+            x = _merged(x, lower, CHUNK, START << level, ELEMENT, INVERSE_PRECISION)
     return x
 
 
@@ -128,13 +146,23 @@ def gdn_chunk_intra_kernel(
         q_rows = q + (token * q_stride_t + qk_head.to(tl.int64) * q_stride_h)[:, None]
         kk = tl.zeros([CHUNK, CHUNK], tl.float32)
         qk = tl.zeros([CHUNK, CHUNK], tl.float32)
-        for k0 in range(0, HEAD_DIM_K, BLOCK_K):
-            mask = is_c[:, None] & (k0 + offs_k < HEAD_DIM_K)[None, :]
-            k_tile = tl.load(k_rows + (k0 + offs_k)[None, :], mask, other=0.0)
-            kk = tl.dot(k_tile, tl.trans(k_tile), kk, input_precision=PRECISION)
+        # Where one block has all of k, it is read once and kept.
+        IS_ONE_BLOCK: tl.constexpr = BLOCK_K >= HEAD_DIM_K
+        mask = is_c[:, None] & (offs_k < HEAD_DIM_K)[None, :]
+        if IS_ONE_BLOCK:
+            k_tile = tl.load(k_rows + offs_k[None, :], mask, other=0.0)
+            kk = tl.dot(k_tile, tl.trans(k_tile), input_precision=PRECISION)
             if HAS_SCORES:
-                q_tile = tl.load(q_rows + (k0 + offs_k)[None, :], mask, other=0.0)
-                qk = tl.dot(q_tile, tl.trans(k_tile), qk, input_precision=PRECISION)
+                q_tile = tl.load(q_rows + offs_k[None, :], mask, other=0.0)
+                qk = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
+        else:
+            for k0 in range(0, HEAD_DIM_K, BLOCK_K):
+                inside = is_c[:, None] & (k0 + offs_k < HEAD_DIM_K)[None, :]
+                k_part = tl.load(k_rows + (k0 + offs_k)[None, :], inside, other=0.0)
+                kk = tl.dot(k_part, tl.trans(k_part), kk, input_precision=PRECISION)
+                if HAS_SCORES:
+                    q_part = tl.load(q_rows + (k0 + offs_k)[None, :], inside, other=0.0)
+                    qk = tl.dot(q_part, tl.trans(k_part), qk, input_precision=PRECISION)
         is_lower = (offs_c[:, None] >= offs_c[None, :]) & is_c[:, None]
         is_strict = (offs_c[:, None] > offs_c[None, :]) & is_c[:, None]
         decay = tl.exp2(tl.where(is_lower, total[:, None] - total[None, :], float("-inf")))
@@ -145,7 +173,7 @@ def gdn_chunk_intra_kernel(
         lower = tl.where(is_strict, kk * beta[:, None], 0.0)
         if INVERSE_GATE == "gated":
             lower = lower * decay
-        a = _inverse(lower, CHUNK, INVERSE, INVERSE_BASE, INVERSE_PRECISION)
+        a = _inverse(lower, CHUNK, INVERSE, INVERSE_BASE, element, INVERSE_PRECISION)
         if INVERSE_GATE == "free":
             a = a * decay
         a = a * beta[None, :]
@@ -153,18 +181,22 @@ def gdn_chunk_intra_kernel(
             tl.store(inverse + columns, a.to(element), is_c[:, None])
         else:
             a_k = (a * tl.exp2(total)[None, :]).to(element)
-            for k0 in range(0, HEAD_DIM_K, BLOCK_K):
-                mask = is_c[:, None] & (k0 + offs_k < HEAD_DIM_K)[None, :]
-                k_tile = tl.load(k_rows + (k0 + offs_k)[None, :], mask, other=0.0)
+            w_rows = w + row[:, None] * HEAD_DIM_K
+            if IS_ONE_BLOCK:
                 w_tile = tl.dot(a_k, k_tile, input_precision=PRECISION)
-                target = w + row[:, None] * HEAD_DIM_K + (k0 + offs_k)[None, :]
-                tl.store(target, w_tile.to(element), mask)
+                tl.store(w_rows + offs_k[None, :], w_tile.to(element), mask)
+            else:
+                for k0 in range(0, HEAD_DIM_K, BLOCK_K):
+                    inside = is_c[:, None] & (k0 + offs_k < HEAD_DIM_K)[None, :]
+                    k_part = tl.load(k_rows + (k0 + offs_k)[None, :], inside, other=0.0)
+                    w_part = tl.dot(a_k, k_part, input_precision=PRECISION)
+                    tl.store(w_rows + (k0 + offs_k)[None, :], w_part.to(element), inside)
             offs_v = tl.arange(0, BLOCK_V)
             v_rows = v + (token * v_stride_t + head.to(tl.int64) * v_stride_h)[:, None]
             a_v = a.to(element)
             for v0 in range(0, HEAD_DIM_V, BLOCK_V):
-                mask = is_c[:, None] & (v0 + offs_v < HEAD_DIM_V)[None, :]
-                v_tile = tl.load(v_rows + (v0 + offs_v)[None, :], mask, other=0.0)
+                inside = is_c[:, None] & (v0 + offs_v < HEAD_DIM_V)[None, :]
+                v_tile = tl.load(v_rows + (v0 + offs_v)[None, :], inside, other=0.0)
                 u_tile = tl.dot(a_v, v_tile, input_precision=PRECISION)
                 target = u + row[:, None] * HEAD_DIM_V + (v0 + offs_v)[None, :]
-                tl.store(target, u_tile.to(element), mask)
+                tl.store(target, u_tile.to(element), inside)

@@ -40,6 +40,7 @@ _BLOCK_N = 64
 """Bounds of sequences that are read at once."""
 _ZERO_BLOCK = 64
 """Columns of the output that are zeroed at once."""
+_MAX_REGISTERS = 255
 _INVERSE_BASE = 16
 """Rows of the blocks that substitution inverts; 16 is also the least chunk."""
 
@@ -93,7 +94,14 @@ def part_spec(config: GdnChunkTritonConfig, part: str, traits: TensorTraits) -> 
         aligned=_aligned(config, part, traits) & set(arguments),
         num_warps=config.number(f"{part}_num_warps"),
         num_stages=int(config.config.get(f"{part}_num_stages", 1) or 1),
+        maxnreg=_maxnreg(config, part),
     )
+
+
+def _maxnreg(config: GdnChunkTritonConfig, part: str) -> int | None:
+    """Upper bound of registers; the hardware's own needs no word."""
+    bound = int(config.config.get(f"{part}_maxnreg", _MAX_REGISTERS) or _MAX_REGISTERS)
+    return bound if bound < _MAX_REGISTERS else None
 
 
 def _argument_types(problem: GdnChunkProblem, traits: TensorTraits) -> dict[str, str]:

@@ -62,6 +62,7 @@ TILES = {
     **{"stitch_num_stages": 1, "stitch_precision": "ieee", "scan_block_v": 64},
     **{"scan_num_warps": 4, "scan_num_stages": 1, "output_block_k": 64, "output_block_v": 64},
     **{"output_num_warps": 4, "output_num_stages": 1},
+    **{"intra_maxnreg": 255, "scan_maxnreg": 255, "transition_maxnreg": 255},
 }
 
 
