@@ -29,6 +29,7 @@ def triton_space(problem: GdnChunkProblem, device: DeviceSpec) -> SearchSpace:
         parameters=(*_algorithm(problem), *_tiles(problem)),
         constraints=(
             Constraint("segments of the longest sequence", lambda c: _is_cut(problem, c)),
+            Constraint("order of several sequences", lambda c: _is_ordered(problem, c)),
             Constraint("tiles within registers", lambda c: _fits_registers(problem, c)),
             Constraint("tiles within shared memory", lambda c: _fits_smem(problem, device, c)),
         ),
@@ -55,6 +56,7 @@ def _tiles(problem: GdnChunkProblem) -> tuple[Parameter, ...]:
     precise = ("tf32x3", "ieee")
     precisions = precise if problem.dtype == "float32" else ("tf32", *precise)
     merging = precisions if problem.dtype == "float32" else ("as_input", *precisions)
+    whole = ActiveWhen("segment", (0,))
     cut, separate = ActiveWhen("segment", _CUT), ActiveWhen("algorithm", ("separate",))
     norm = [
         ordered("norm_block_r", 4, 8, 16, 32, 64, part="norm"),
@@ -77,6 +79,7 @@ def _tiles(problem: GdnChunkProblem) -> tuple[Parameter, ...]:
         ordered("stitch_num_stages", 1, 2, 3, active_when=cut, part="stitch"),
         categorical("stitch_precision", *precisions, active_when=cut, part="stitch"),
         *_chain("scan", None),
+        categorical("scan_order", "given", "longest", active_when=whole, part="scan"),
         ordered("output_block_k", 32, 64, 128, active_when=separate, part="output"),
         ordered("output_block_v", 32, 64, 128, active_when=separate, part="output"),
         ordered("output_num_warps", 2, 4, 8, active_when=separate, part="output"),
@@ -126,6 +129,7 @@ def _config(problem: GdnChunkProblem, **values: ParameterValue) -> Config:
         "scan_num_warps": 4,
         "scan_num_stages": 2,
         "scan_maxnreg": 255,
+        "scan_order": "given",
         "output_block_k": 64,
         "output_block_v": 64,
         "output_num_warps": 4,
@@ -177,6 +181,12 @@ def _is_cut(problem: GdnChunkProblem, config: Config) -> str | None:
     span = int(config["chunk"]) * int(config["segment"])
     if span and span >= problem.max_seqlen:
         return f"segments of {span} tokens, the longest sequence has {problem.max_seqlen}"
+    return None
+
+
+def _is_ordered(problem: GdnChunkProblem, config: Config) -> str | None:
+    if config.get("scan_order") == "longest" and problem.num_sequences == 1:
+        return "there is one sequence"
     return None
 
 

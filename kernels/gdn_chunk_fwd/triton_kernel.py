@@ -75,6 +75,21 @@ def _pieces_before(
 
 
 @triton.jit
+def _by_length(cu_seqlens, num_sequences, rank, BLOCK_N: tl.constexpr):
+    """The sequence of that rank, the longest first; beyond BLOCK_N sequences in their order."""
+    offs = tl.arange(0, BLOCK_N)
+    is_in = offs < num_sequences
+    starts = tl.load(cu_seqlens + offs, is_in, other=0)
+    ends = tl.load(cu_seqlens + offs + 1, is_in, other=0)
+    lengths = tl.where(is_in, (ends - starts).to(tl.int32), -1)
+    is_longer = lengths[None, :] > lengths[:, None]
+    is_first = (lengths[None, :] == lengths[:, None]) & (offs[None, :] < offs[:, None])
+    ranks = tl.sum((is_longer | is_first).to(tl.int32), 1)
+    found = tl.sum(tl.where((ranks == rank) & is_in, offs, 0), 0)
+    return tl.where(num_sequences <= BLOCK_N, found, rank)
+
+
+@triton.jit
 def _bounds(cu_seqlens, tokens_each, sequence, IS_VARLEN: tl.constexpr):
     """(first token, tokens) of a sequence."""
     if IS_VARLEN:

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .triton_kernel import _bounds, _locate, _pieces_before
+from .triton_kernel import _bounds, _by_length, _locate, _pieces_before
 
 
 @triton.jit
@@ -66,6 +66,7 @@ def _scan(
     FORM: tl.constexpr,
     HAS_SCORES: tl.constexpr,
     RESULT: tl.constexpr,
+    ORDER: tl.constexpr,
     STATE_LAYOUT: tl.constexpr,
     HAS_INITIAL_STATE: tl.constexpr,
     HAS_FINAL_STATE: tl.constexpr,
@@ -102,6 +103,8 @@ def _scan(
     else:
         sequence = segment
         place = segment * 0
+        if ORDER == "longest" and IS_VARLEN:
+            sequence = _by_length(cu_seqlens, num_sequences, segment, BLOCK_N)
     if sequence < num_sequences:
         first, count = _bounds(cu_seqlens, tokens_each, sequence, IS_VARLEN)
         begin = place * (SEGMENT * CHUNK)
@@ -267,6 +270,7 @@ def gdn_chunk_scan_kernel(
     FORM: tl.constexpr,
     HAS_SCORES: tl.constexpr,
     RESULT: tl.constexpr,
+    ORDER: tl.constexpr,
     STATE_LAYOUT: tl.constexpr,
     HAS_INITIAL_STATE: tl.constexpr,
     HAS_FINAL_STATE: tl.constexpr,
@@ -278,7 +282,8 @@ def gdn_chunk_scan_kernel(
 
     RESULT "states": stores S at each chunk's start (``chunk_state``) and e (``errors``).
     RESULT "output": stores scale 2^G (q S) + tril(q k^T Gamma) scale e (``out``). Both: the state
-    behind the sequence. Segments behind a sequence's first start from ``entry_state``.
+    behind the sequence. Segments behind a sequence's first start from ``entry_state``. ORDER
+    "longest": programs of long sequences come first where sequences are not cut.
     """
     _scan(
         q,
@@ -321,6 +326,7 @@ def gdn_chunk_scan_kernel(
         FORM,
         HAS_SCORES,
         RESULT,
+        ORDER,
         STATE_LAYOUT,
         HAS_INITIAL_STATE,
         HAS_FINAL_STATE,
@@ -411,6 +417,7 @@ def gdn_chunk_transition_kernel(
         FORM,
         False,
         "transition",
+        "given",
         STATE_LAYOUT,
         HAS_INITIAL_STATE,
         False,

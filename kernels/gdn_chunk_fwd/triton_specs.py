@@ -199,6 +199,7 @@ def _scan_constants(config: GdnChunkTritonConfig, traits: TensorTraits) -> dict[
         "FORM": config.form,
         "HAS_SCORES": config.has_scores,
         "RESULT": "output" if config.algorithm == "fused" else "states",
+        "ORDER": config.config.get("scan_order", "given"),
         "STATE_LAYOUT": config.problem.state_layout,
         "HAS_INITIAL_STATE": traits.has_initial_state,
         "HAS_FINAL_STATE": traits.has_final_state,

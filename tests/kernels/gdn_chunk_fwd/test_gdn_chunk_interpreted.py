@@ -62,7 +62,7 @@ TILES = {
     **{"stitch_num_stages": 1, "stitch_precision": "ieee", "scan_block_v": 64},
     **{"scan_num_warps": 4, "scan_num_stages": 1, "output_block_k": 64, "output_block_v": 64},
     **{"output_num_warps": 4, "output_num_stages": 1},
-    **{"intra_maxnreg": 255, "scan_maxnreg": 255, "transition_maxnreg": 255},
+    **{"scan_order": "given", "intra_maxnreg": 255, "scan_maxnreg": 255, "transition_maxnreg": 255},
 }
 
 
@@ -210,6 +210,19 @@ def test_packed_sequences_equal_runs_of_their_own(algorithm: str, h200) -> None:
         single = run(problem, config, alone)
         assert torch.equal(outputs.out[0, rows], single.out[0])
         assert torch.equal(outputs.final_state[i], single.final_state[0])
+
+
+def test_the_order_in_which_sequences_start_changes_no_bit(h200) -> None:
+    problem = problem_of(num_sequences=4)
+    first, second = (
+        run(problem, config_of(problem, h200, scan_order=order), ragged(problem, 14))
+        for order in ("given", "longest")
+    )
+    assert ref.outputs_equal(first, second)
+    # Beyond 64 sequences the order is given.
+    many = pack(problem, [1] * 63 + [0, 5, 2], device="cpu", seed=15)
+    config = config_of(problem, h200, scan_order="longest")
+    assert ref.compare(problem, many, run(problem, config, many)).reason is None
 
 
 def test_a_dense_batch_equals_equal_packed_sequences(h200) -> None:
