@@ -56,6 +56,8 @@ def _tiles(problem: GdnChunkProblem) -> tuple[Parameter, ...]:
     precise = ("tf32x3", "ieee")
     precisions = precise if problem.dtype == "float32" else ("tf32", *precise)
     merging = precisions if problem.dtype == "float32" else ("as_input", *precisions)
+    # Far below what the operands' dtype keeps.
+    forget = (0, 32) if problem.dtype == "float32" else (0, 16, 24)
     whole = ActiveWhen("segment", (0,))
     cut, separate = ActiveWhen("segment", _CUT), ActiveWhen("algorithm", ("separate",))
     norm = [
@@ -74,6 +76,7 @@ def _tiles(problem: GdnChunkProblem) -> tuple[Parameter, ...]:
         categorical("inverse_precision", *merging, part="intra"),
         ordered("intra_maxnreg", *_REGISTERS, part="intra"),
         *_chain("transition", cut),
+        ordered("transition_forget_bits", *forget, active_when=cut, part="transition"),
         ordered("stitch_block_v", 16, 32, 64, 128, active_when=cut, part="stitch"),
         ordered("stitch_num_warps", 4, 8, active_when=cut, part="stitch"),
         ordered("stitch_num_stages", 1, 2, 3, active_when=cut, part="stitch"),
@@ -121,6 +124,7 @@ def _config(problem: GdnChunkProblem, **values: ParameterValue) -> Config:
         "transition_num_warps": 4,
         "transition_num_stages": 2,
         "transition_maxnreg": 255,
+        "transition_forget_bits": 0,
         "stitch_block_v": 32,
         "stitch_num_warps": 8,
         "stitch_num_stages": 1,

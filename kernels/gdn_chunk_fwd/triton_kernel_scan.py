@@ -67,6 +67,7 @@ def _scan(
     HAS_SCORES: tl.constexpr,
     RESULT: tl.constexpr,
     ORDER: tl.constexpr,
+    FORGET_BITS: tl.constexpr,
     STATE_LAYOUT: tl.constexpr,
     HAS_INITIAL_STATE: tl.constexpr,
     HAS_FINAL_STATE: tl.constexpr,
@@ -160,6 +161,16 @@ def _scan(
             c_offsets = offs_c[:, None] * CHUNK + offs_c[None, :]
             s_offsets = offs_k[:, None] * HEAD_DIM_V + offs_v[None, :]
             rows = head.to(tl.int64) * scratch_tokens + first
+            if RESULT == "transition" and FORGET_BITS > 0:
+                steps = begin + tl.arange(0, SEGMENT) * CHUNK
+                ends = tl.minimum(steps + CHUNK, end) - 1
+                decays = tl.load(total_decay + rows + ends, steps < end, other=0.0)
+                # Decay of what enters each chunk until the end: falls with the distance from it.
+                until_end = tl.sum(decays, 0) - tl.cumsum(decays, 0) + decays
+                num_forgotten = tl.sum((until_end < -FORGET_BITS).to(tl.int32), 0)
+                if num_forgotten > 0:
+                    state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
+                    begin = tl.where(is_unit, end, begin + (num_forgotten - 1) * CHUNK)
             chunk_start = own * 0
             if RESULT == "states":
                 before = _pieces_before(
@@ -327,6 +338,7 @@ def gdn_chunk_scan_kernel(
         HAS_SCORES,
         RESULT,
         ORDER,
+        0,
         STATE_LAYOUT,
         HAS_INITIAL_STATE,
         HAS_FINAL_STATE,
@@ -364,6 +376,7 @@ def gdn_chunk_transition_kernel(
     BLOCK_V: tl.constexpr,
     BLOCK_N: tl.constexpr,
     FORM: tl.constexpr,
+    FORGET_BITS: tl.constexpr,
     STATE_LAYOUT: tl.constexpr,
     HAS_INITIAL_STATE: tl.constexpr,
     IS_VARLEN: tl.constexpr,
@@ -374,7 +387,8 @@ def gdn_chunk_transition_kernel(
 
     ``segment_state`` gets B, the state behind the segment from a state of 0 (the sequence's first
     segment: from the initial state), and behind it M, what the segment makes of the unit matrix,
-    which is the same recurrence with v = 0.
+    which is the same recurrence with v = 0. FORGET_BITS > 0: what decays to less than
+    2^-FORGET_BITS of itself until the segment's end counts as forgotten.
     """
     _scan(
         k,
@@ -418,6 +432,7 @@ def gdn_chunk_transition_kernel(
         False,
         "transition",
         "given",
+        FORGET_BITS,
         STATE_LAYOUT,
         HAS_INITIAL_STATE,
         False,

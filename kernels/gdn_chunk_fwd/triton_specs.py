@@ -217,6 +217,7 @@ def _transition_constants(config: GdnChunkTritonConfig, traits: TensorTraits) ->
         "BLOCK_V": config.number("transition_block_v"),
         "BLOCK_N": _BLOCK_N,
         "FORM": config.form,
+        "FORGET_BITS": config.number("transition_forget_bits"),
         "STATE_LAYOUT": config.problem.state_layout,
         "HAS_INITIAL_STATE": traits.has_initial_state,
         "IS_VARLEN": traits.is_varlen,

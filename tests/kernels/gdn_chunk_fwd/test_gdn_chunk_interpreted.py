@@ -62,7 +62,13 @@ TILES = {
     **{"stitch_num_stages": 1, "stitch_precision": "ieee", "scan_block_v": 64},
     **{"scan_num_warps": 4, "scan_num_stages": 1, "output_block_k": 64, "output_block_v": 64},
     **{"output_num_warps": 4, "output_num_stages": 1},
-    **{"scan_order": "given", "intra_maxnreg": 255, "scan_maxnreg": 255, "transition_maxnreg": 255},
+    **{
+        "transition_forget_bits": 0,
+        "scan_order": "given",
+        "intra_maxnreg": 255,
+        "scan_maxnreg": 255,
+        "transition_maxnreg": 255,
+    },
 }
 
 
@@ -223,6 +229,22 @@ def test_the_order_in_which_sequences_start_changes_no_bit(h200) -> None:
     many = pack(problem, [1] * 63 + [0, 5, 2], device="cpu", seed=15)
     config = config_of(problem, h200, scan_order="longest")
     assert ref.compare(problem, many, run(problem, config, many)).reason is None
+
+
+def test_what_is_forgotten_is_below_the_declared_bits(h200) -> None:
+    problem = problem_of(num_sequences=1, num_tokens=200, max_seqlen=200)
+    inputs = ref.make_inputs(problem, device="cpu", seed=16)
+    inputs.gate[..., 0] = -0.4  # 37 bits a segment of 64 tokens
+    inputs.gate[..., 1] = 0.0
+    inputs.initial_state[:, 0] *= 2.0**36
+    exact, forgetful = (
+        run(problem, config_of(problem, h200, **ALGORITHMS["fused cut"], **changes), inputs)
+        for changes in ({}, {"transition_forget_bits": 32})
+    )
+    assert torch.equal(exact.out[:, :, 1], forgetful.out[:, :, 1])
+    assert torch.equal(exact.out[:, :64], forgetful.out[:, :64])
+    difference = (exact.out - forgetful.out).abs().max()
+    assert 0 < difference < 2.0**-32 * inputs.initial_state[:, 0].norm()
 
 
 def test_a_dense_batch_equals_equal_packed_sequences(h200) -> None:
