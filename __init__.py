@@ -16,6 +16,7 @@ _PUBLIC = {
     "TilescoutError": "tilescout.errors",
     "adopt": "tilescout.tuner.adoption",
     "autotune": "tilescout.tuner.adoption",
+    "capture": "tilescout.tuner.capture",
     "lookup": "tilescout.tuner.dispatch",
     "ops": "tilescout.ops",
     "policy": "tilescout.tuner.dispatch",

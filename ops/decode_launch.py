@@ -17,6 +17,7 @@ from ..kernels.base import Launcher
 from ..kernels.paged_decode import PagedDecodeInputs, PagedDecodeOutputs, PagedDecodeProblem
 from ..kernels.paged_decode.lengths import LENGTH_MIXES
 from ..kernels.registry import supported_templates, template
+from ..tuner import capture
 from ..tuner.dispatch import LookupResult, Policy, Snapshot, current_snapshot
 from ..tuner.dispatch_policy import current_policy
 from ..tuner.reach.paged_decode import MIXES_IF_UNKNOWN, kv_bucket, preferred
@@ -93,6 +94,8 @@ def launch(
     q = inputs.q
     with on_device(q.device):
         result = resolve(function, inputs, mixes, outputs)
+        if capture.recorder is not None:
+            capture.recorder.count(result)
         key = (result.config, result.problem, q.device.index, *_specialisation(inputs, outputs))
         owned = _launchers.get(key, q.device, lambda: _build(result, inputs))
         with owned.lock:
@@ -143,7 +146,7 @@ def _resolved(  # noqa: PLR0917  (a question is these six)
     spec = device_spec(device, function)
     problems = [PagedDecodeProblem.from_dict({**sizes, "lengths": mix}) for mix in mixes]
     chosen = preferred(problems, spec, snapshot, without)
-    return snapshot.lookup(chosen, spec, policy=policy, without=without)
+    return snapshot.answer(chosen, spec, policy=policy, without=without)
 
 
 def _specialisation(inputs: PagedDecodeInputs, outputs: PagedDecodeOutputs) -> tuple[object, ...]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ..errors import UsageError
 from .cli_options import FormatOption, parse_names, require_database_name
 from .rendering import Format, render_rows
 
 if TYPE_CHECKING:
+    from .catalog import Workload
     from .progress import ProgressListener
     from .tune_summary import TuneRow, TuneSummary
 
 __all__ = ["add_to"]
+
+_DEFAULT_WORKLOAD = "quickstart"
 
 INTERRUPTED = 130
 """Exit status of a program that Ctrl-C ended: 128 + SIGINT."""
@@ -58,6 +62,14 @@ _Database = Annotated[
         help="Database to write. Default: the user's database.",
     ),
 ]
+_FromCapture = Annotated[
+    str | None,
+    typer.Option(
+        "--from-capture",
+        metavar="FILE",
+        help="Tune what tilescout.capture counted, the problems that pay most first.",
+    ),
+]
 _Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the search.")]
 _DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only print the problems, sizes and expected time.")
@@ -71,10 +83,11 @@ def add_to(app: typer.Typer) -> None:
 
 
 def tune(
-    workload: _Workload = "quickstart",
+    workload: _Workload = _DEFAULT_WORKLOAD,
     *,
     gpu: _Gpus = "auto",
     template: _Templates = None,
+    from_capture: _FromCapture = None,
     mode: _Mode = "auto",
     trials: _Trials = None,
     time_budget: _TimeBudget = None,
@@ -96,9 +109,10 @@ def tune(
         # Inside: loading takes long enough for a Ctrl-C.
         from .tune import tune as tune_workload
 
+        gpus = None if gpu == "auto" else parse_names(gpu)
         summary = tune_workload(
-            workload,
-            gpus=None if gpu == "auto" else parse_names(gpu),
+            workload if from_capture is None else _captured(workload, from_capture, gpus, db),
+            gpus=gpus,
             templates=None if template is None else parse_names(template),
             mode=mode,
             trials=trials,
@@ -114,6 +128,16 @@ def tune(
     if not quiet:
         _say_share(summary)
     _exit_if_failed(summary)
+
+
+def _captured(workload: str, path: str, gpus: Sequence[str] | None, db: str | None) -> Workload:
+    from .captured import captured_workload, known_gains
+
+    if workload != _DEFAULT_WORKLOAD:
+        raise UsageError(
+            f"a workload, {workload!r}, and --from-capture exclude each other: leave one out"
+        )
+    return captured_workload(path, gpus, known_gains(db))
 
 
 def _say_share(summary: TuneSummary) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from ..errors import DeviceError, UsageError
 from ..kernels.base import Problem
 from ..kernels.device import DeviceSpec
+from . import capture as capture_module
 from .dispatch_policy import current_policy, policy, reread_environment
 from .explain import Explanation, LookupResult
 from .lock_file import read_lock
@@ -40,6 +41,9 @@ __all__ = [
     "refresh",
     "use_lock",
 ]
+
+CAPTURE_VARIABLE = "TILESCOUT_CAPTURE"
+"""Environment variable that names the file in which look-ups are counted."""
 
 LOCK_VARIABLE = "TILESCOUT_LOCK"
 """Environment variable that names the lock file in force."""
@@ -95,6 +99,8 @@ def lookup(
         hot = _hot.get(key)
         # Held by the entry, so that no other object can have taken its identity.
         if hot is not None and hot[0] is problem:
+            if capture_module.recorder is not None:
+                capture_module.recorder.count(hot[1])
             return hot[1]
         found = current_snapshot().lookup(
             problem, find_device(gpu), policy=chosen, allow_other_toolchain=allow_other_toolchain
@@ -175,6 +181,9 @@ def put_in_force(snapshot: LockedSnapshot | None) -> None:
 
 
 def _read(databases: Sequence[str | Path]) -> Snapshot:
+    counted_in = os.environ.get(CAPTURE_VARIABLE, "").strip()
+    if counted_in and capture_module.recorder is None:
+        capture_module.capture(counted_in)
     in_force = _chosen_lock
     named = os.environ.get(LOCK_VARIABLE, "").strip()
     if in_force is None and named:

@@ -21,6 +21,7 @@ from ..kernels.device import DeviceSpec
 from ..kernels.registry import operation, operation_names
 from ..search_spaces.registry import joint_space
 from ..search_spaces.space import JointSpace
+from . import capture
 from .explain import Explanation, LookupResult
 from .records import MeasurementPolicy, Provenance, Toolchain
 from .tiers import (
@@ -117,6 +118,8 @@ class Snapshot:
     ) -> LookupResult:
         """The config for the problem; from the second call on, one dictionary look-up.
 
+        Counted where a capture is on.
+
         Args:
             problem: What will run.
             device: Where it will run.
@@ -130,6 +133,29 @@ class Snapshot:
             NoWinnerError: ``strict`` found nothing.
             UnsupportedError: no template serves the problem on the device.
         """
+        answer = self.answer(
+            problem,
+            device,
+            policy=policy,
+            allow_other_toolchain=allow_other_toolchain,
+            measurement=measurement,
+            without=without,
+        )
+        if capture.recorder is not None:
+            capture.recorder.count(answer)
+        return answer
+
+    def answer(
+        self,
+        problem: Problem,
+        device: DeviceSpec,
+        *,
+        policy: Policy = "nearest",
+        allow_other_toolchain: bool = False,
+        measurement: MeasurementPolicy | None = None,
+        without: Collection[str] = frozenset(),
+    ) -> LookupResult:
+        """What ``lookup`` gives, for callers that keep the answer and count its uses themselves."""
         # Hashing a problem takes longer than the rest of a look-up: the same object is recognised.
         hot_key = (id(problem), id(device), policy, allow_other_toolchain)
         is_plain = measurement is None and not without

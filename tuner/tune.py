@@ -17,7 +17,7 @@ from ..search_spaces.parts import PartScope
 from ..search_spaces.registry import joint_space
 from ..search_spaces.space import JointSpace
 from . import catalog, dispatch, environment
-from .catalog import Budget, WorkloadProblem
+from .catalog import Budget, Workload, WorkloadProblem
 from .compile_pool import CompilePool, default_num_workers
 from .evaluators.base import Evaluator
 from .evaluators.predict import PredictEvaluator
@@ -51,7 +51,7 @@ _MEASURE_S = 0.6
 
 
 def tune(
-    workload: str = "quickstart",
+    workload: str | Workload = "quickstart",
     *,
     gpus: Sequence[str] | None = None,
     templates: Sequence[str] | None = None,
@@ -70,7 +70,8 @@ def tune(
     it returns the same winners at once.
 
     Args:
-        workload: name of a workload, path of a workload file, or ``all``.
+        workload: name of a workload, path of a workload file, or ``all``; or a workload itself,
+            whose problems are searched in their order.
         gpus: SKU names; None for the GPU at hand or, without one, H200 and B200.
         templates: names of the templates to search; None for all. A problem that none of them
             serves has a row with the reason.
@@ -276,10 +277,13 @@ def _budget(name: str, trials: int | None, time_budget_s: float | None) -> Budge
     return limits
 
 
-def _problems(workload: str) -> list[WorkloadProblem]:
+def _problems(workload: str | Workload) -> list[WorkloadProblem]:
     """The problems of the workload, or of all of them, each once."""
-    names = catalog.workload_names() if workload == ALL_WORKLOADS else (workload,)
-    entries = [entry for name in names for entry in catalog.workload(name).problems]
+    if isinstance(workload, Workload):
+        entries = list(workload.problems)
+    else:
+        names = catalog.workload_names() if workload == ALL_WORKLOADS else (workload,)
+        entries = [entry for name in names for entry in catalog.workload(name).problems]
     unique: dict[tuple[str, str], WorkloadProblem] = {}
     for entry in entries:
         unique.setdefault((entry.problem.op, entry.problem.key()), entry)
