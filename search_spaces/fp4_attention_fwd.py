@@ -37,6 +37,8 @@ def emulated_space(problem: Fp4AttentionFwdProblem, device: DeviceSpec) -> Searc
             config(128, 128, 8, 2, "ahead"),
             config(128, 64, 8, 3, "ahead"),
             config(64, 64, 4, 2, "ahead"),
+            # Two blocks a multiprocessor: one multiplies while the other takes exponentials.
+            *([config(64, 128, 4, 2, "ahead")] if problem.mode == "fp8_p" else []),
             # Nothing written to memory: for few queries.
             config(128, 64, 8, 2, "tile"),
             config(64, 64, 4, 2, "tile"),

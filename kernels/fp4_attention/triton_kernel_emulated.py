@@ -54,9 +54,8 @@ def _two_level_p(scores, base, block_top, factor):
     p = tl.exp2(scores * factor + shift[:, None, None])
     wanted = tl.minimum(tl.exp2(block_top * factor + shift[:, None]) * (1.0 / 6.0), 448.0)
     scale = wanted.to(tl.float8e4nv).to(tl.float32)
-    is_zero = scale == 0.0
-    one = tl.full(scale.shape, 1.0, tl.float32)
-    reciprocal = tl.where(is_zero, 0.0, tl.div_rn(one, tl.where(is_zero, 1.0, scale)))
+    # Half the least scale: where the scale is 0, so is what comes of any code.
+    reciprocal = 1.0 / tl.maximum(scale, 0.0009765625)
     codes = tl.minimum(p * reciprocal[:, :, None], 6.0)
     return round_to_e2m1(codes) * scale[:, :, None], p
 

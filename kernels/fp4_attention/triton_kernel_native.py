@@ -43,9 +43,8 @@ def _two_level_p(scores, base, block_top, factor):
     wanted = tl.minimum(tl.exp2(block_top * factor + shift[:, None]) * (1.0 / 6.0), 448.0)
     stored = wanted.to(tl.float8e4nv)
     scale = stored.to(tl.float32)
-    is_zero = scale == 0.0
-    one = tl.full(scale.shape, 1.0, tl.float32)
-    reciprocal = tl.where(is_zero, 0.0, tl.div_rn(one, tl.where(is_zero, 1.0, scale)))
+    # Half the least scale: where the scale is 0, so is what comes of any code.
+    reciprocal = 1.0 / tl.maximum(scale, 0.0009765625)
     return p * reciprocal[:, :, None], stored, p
 
 
