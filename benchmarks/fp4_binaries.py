@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""What the seeds of FP4 attention compile to, as a Markdown table; needs no GPU.
+
+Registers, spills, shared and tensor memory, instructions and the products found in the code, for
+head dimension 128 without a causal mask. The table of docs/fp4_attention.md is its output.
+
+    python benchmarks/fp4_binaries.py --gpu h200 b200 b300 rtx5090
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from tilescout.kernels.base import Config
+from tilescout.kernels.device import DeviceSpec
+from tilescout.kernels.fp4_attention import Fp4AttentionFwdProblem
+from tilescout.kernels.fp4_attention.mma_kinds import declared_kinds
+from tilescout.kernels.fp4_attention.triton_template import FP4_TENSOR_CORES
+from tilescout.kernels.registry import module_of
+from tilescout.search_spaces.registry import joint_space
+from tilescout.tuner.catalog import gpu
+from tilescout.tuner.compile_pool import compile_config
+
+COLUMNS = (
+    *("SKU", "mode", "rows x keys", "warps", "stages", "variant", "products"),
+    *("registers", "spill bytes", "shared KiB", "tensor columns", "instructions", "in loop"),
+)
+
+
+def row_of(problem: Fp4AttentionFwdProblem, config: Config, device: DeviceSpec) -> tuple[str, ...]:
+    """One line of the table: the attention kernel of a config."""
+    module = module_of(problem.op)
+    arguments = (problem.op, module, config.template, problem, config, device.arch)
+    result = compile_config(*arguments)
+    tile = f"{config['block_m']} x {config['block_n']}"
+    choice = config.get("conversion") or config.get("dequantize")
+    head = (
+        *(device.sku, problem.mode, tile, str(config["num_warps"]), str(config["num_stages"])),
+        str(choice),
+    )
+    if not result.facts:
+        return (*head, f"{result.status}: {result.reason}", *[""] * 6)
+    facts = result.facts[-1]
+    return (
+        *head,
+        ", ".join(sorted(declared_kinds(problem))),
+        *(str(facts.registers), str(facts.spill_bytes), f"{facts.smem_bytes / 1024:.1f}"),
+        *(str(facts.tmem_columns), str(facts.num_instructions), str(facts.loop_instructions)),
+    )
+
+
+def main() -> None:
+    """Prints the table line by line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gpu", nargs="+", default=["h200", "b200", "b300", "rtx5090"])
+    arguments = parser.parse_args()
+    print(f"| {' | '.join(COLUMNS)} |")
+    print(f"|{'---|' * len(COLUMNS)}")
+    for name in arguments.gpu:
+        device = gpu(name)
+        has_fp4 = device.compute_capability in FP4_TENSOR_CORES
+        for mode in ("nvfp4", "direct", "fp8_p"):
+            problem = Fp4AttentionFwdProblem(
+                *(1, 24, 24, 8192, 8192, 128),
+                mode=mode,
+                products="native" if has_fp4 else "emulated",
+            )
+            for config in joint_space(problem, device).valid_seeds():
+                print(f"| {' | '.join(row_of(problem, config, device))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
