@@ -6,6 +6,7 @@ by the caller, because kernels differ in it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
@@ -13,9 +14,10 @@ import torch
 
 from ..errors import UsageError
 from ..kernels.attention_states.launcher import AttentionStates, MergeLauncher
-from .checks import check_shape, refuse_grad, wrong
+from .checks import check_shape, check_tensor, refuse_grad, wrong
 from .launchers import LauncherCache
 from .on_device import device_spec, on_device
+from .overlap import check_written_once, is_in_place_of, shares_memory
 
 __all__ = ["merge_state", "merge_states"]
 
@@ -52,7 +54,7 @@ def merge_state(
 
     Raises:
         UsageError: a tensor has a wrong shape, dtype, device or stride, requires grad under grad
-            mode, or lies on the CPU.
+            mode, lies on the CPU, or a result lies across states.
     """
     name = "merge_state"
     _check_states(name, ("out_a", out_a), ("lse_a", lse_a), "[tokens, heads, head_dim]")
@@ -102,11 +104,16 @@ def _merge(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     values, exponents = states.outs[0], states.lses[0]
     shape = torch.Size((values.shape[0], *values.shape[-2:]))
+    given = {"out": (out, states.outs), "lse": (lse, states.lses)}
     out = values.new_empty(shape) if out is None else out
     lse = exponents.new_empty(shape[:2]) if lse is None else lse
     _check_like(name, "out", out, shape, values)
     _check_like(name, "lse", lse, shape[:2], exponents)
     _check_values(name, "out", out)
+    refuse_grad(name, out, lse)
+    for what, (tensor, read) in given.items():
+        if tensor is not None:
+            _check_place(name, what, tensor, read, is_pair=states.is_pair)
     if out.numel():
         tensors = (*states.outs, out)
         key = (
@@ -126,6 +133,7 @@ def _check_states(
 ) -> None:
     out_name, out = named_out
     lse_name, lse = named_lse
+    check_tensor(name, out_name, out)
     if out.dim() != axes.count(",") + 1:
         raise wrong(name, f"shape of {out_name}", tuple(out.shape), axes)
     if out.dtype not in _DTYPES:
@@ -143,6 +151,22 @@ def _check_states(
 def _check_values(name: str, what: str, tensor: torch.Tensor) -> None:
     if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
         raise wrong(name, f"last stride of {what}", tensor.stride(-1), "1: call .contiguous()")
+
+
+def _check_place(
+    name: str, what: str, tensor: torch.Tensor, read: Sequence[torch.Tensor], *, is_pair: bool
+) -> None:
+    """A result may take the place of a state, which is read before; not lie across some."""
+    check_written_once(name, what, tensor)
+    if not any(shares_memory(tensor, state) for state in read):
+        return
+    states = read if is_pair else read[0].unbind(1)
+    for state in states:
+        if shares_memory(tensor, state) and not is_in_place_of(tensor, state):
+            raise UsageError(
+                f"{what} of {name} shares memory with a state without being in its place: other "
+                "blocks still read that; pass one of the states itself, or another tensor"
+            )
 
 
 def _check_like(

@@ -9,7 +9,7 @@ import torch
 
 from ..errors import UsageError
 
-__all__ = ["check_index", "check_shape", "refuse_grad", "wrong"]
+__all__ = ["check_index", "check_shape", "check_tensor", "refuse_grad", "wrong"]
 
 
 def wrong(function: str, what: str, value: object, allowed: str) -> UsageError:
@@ -17,8 +17,15 @@ def wrong(function: str, what: str, value: object, allowed: str) -> UsageError:
     return UsageError(f"{what} in {function} is {value!r}: must be {allowed}")
 
 
+def check_tensor(function: str, name: str, value: object) -> None:
+    """Raises UsageError unless the value is a tensor."""
+    if not isinstance(value, torch.Tensor):
+        raise wrong(function, f"type of {name}", type(value).__name__, "torch.Tensor")
+
+
 def check_shape(function: str, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """Raises UsageError unless the tensor has this shape."""
+    """Raises UsageError unless it is a tensor of this shape."""
+    check_tensor(function, name, tensor)
     if tuple(tensor.shape) != shape:
         raise wrong(function, f"shape of {name}", tuple(tensor.shape), str(list(shape)))
 
@@ -35,6 +42,6 @@ def refuse_grad(function: str, *tensors: torch.Tensor | None) -> None:
     """Raises UsageError where autograd would record the call: there is no backward."""
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         raise UsageError(
-            f"an input of {function} requires grad, and there is no backward: call it under "
-            "torch.no_grad(), or detach the input"
+            f"an argument of {function} requires grad, and there is no backward: call it under "
+            "torch.no_grad(), or detach the argument"
         )

@@ -7,9 +7,10 @@ import torch
 from ..errors import UsageError
 from ..kernels.paged_decode import PagedDecodeInputs, PagedDecodeOutputs
 from ..kernels.paged_decode.problem import DTYPE_BYTES
-from .checks import check_shape, refuse_grad, wrong
+from .checks import check_shape, check_tensor, refuse_grad, wrong
 from .decode_options import DecodeOptions, LseBase, semantics_of
 from .on_device import dtype_name
+from .overlap import check_written_once, shares_memory
 from .page_table import PageTable
 
 __all__ = ["checked_outputs", "checked_query", "inputs_of"]
@@ -19,8 +20,9 @@ def checked_query(function: str, q: torch.Tensor, table: PageTable) -> None:
     """Checks q and the page table, and that q has equally many rows a request.
 
     Raises:
-        UsageError: a shape, dtype, stride or device is wrong.
+        UsageError: a type, shape, dtype, stride or device is wrong.
     """
+    check_tensor(function, "q", q)
     if q.dim() != 3:
         raise wrong(
             function, "shape of q", tuple(q.shape), "[batch * query_len, num_qo_heads, head_dim]"
@@ -80,12 +82,14 @@ def checked_outputs(
     """Where to write: the given tensors where they fit, or new ones.
 
     Raises:
-        UsageError: a shape, dtype, stride, device or the base is wrong.
+        UsageError: a shape, dtype, stride, device or the base is wrong, or elements would be
+            written that are still read or twice.
     """
     if lse_base not in ("2", "e"):
         raise UsageError(f"lse_base={lse_base!r} of {function} must be '2' or 'e'")
     q = inputs.q
     shape = (*q.shape[:2], inputs.v_cache.shape[3])
+    is_given = out is not None
     out = q.new_empty(shape) if out is None else out
     if lse is None and return_lse:
         lse = q.new_empty(shape[:2], dtype=torch.float32)
@@ -94,6 +98,7 @@ def checked_outputs(
         if tensor is None:
             continue
         check_shape(function, name, tensor, wanted)
+        refuse_grad(function, tensor)
         if tensor.dtype != dtype:
             raise wrong(function, f"dtype of {name}", tensor.dtype, str(dtype))
         if tensor.device != q.device:
@@ -103,6 +108,10 @@ def checked_outputs(
         raise wrong(function, "last stride of out", out.stride(-1), "1")
     if lse is not None and not lse.is_contiguous():
         raise wrong(function, "stride of lse", lse.stride(), "that of a contiguous tensor")
-    if out.numel() and out.data_ptr() == q.data_ptr():
-        raise UsageError(f"out of {function} is q itself: other blocks still read q; pass another")
+    if is_given:
+        check_written_once(function, "out", out)
+        if shares_memory(out, q):
+            raise UsageError(
+                f"out of {function} shares memory with q: other blocks still read q; pass another"
+            )
     return PagedDecodeOutputs(out, lse, lse_base)

@@ -11,13 +11,15 @@ import torch
 
 from ..errors import UsageError
 from ..kernels.paged_decode.inputs import Rope
-from .checks import check_shape, wrong
+from .checks import check_shape, refuse_grad, wrong
 
 __all__ = ["DecodeOptions", "LseBase", "Scale", "semantics_of"]
 
 LseBase = Literal["2", "e"]
 Scale = float | torch.Tensor
 """A number, or fp32 of one element on the device."""
+NO_WINDOW_FROM = 1 << 30
+"""A window of as many tokens is none: no sequence is longer, and positions are 32 bits."""
 
 
 class DecodeOptions(TypedDict, total=False):
@@ -45,7 +47,10 @@ class _Checker:
     def number(self, name: str, value: Any) -> float:
         """A finite number. A tensor is refused: reading it would wait for the device."""
         # A look at the type before the abstract class: ten times as fast.
-        if type(value) is not float and not isinstance(value, Real):
+        is_number = type(value) is float or (
+            isinstance(value, Real) and not isinstance(value, bool)
+        )
+        if not is_number:
             kind = "a tensor" if isinstance(value, torch.Tensor) else repr(value)
             raise UsageError(f"{name} of {self.function} is {kind}: must be a number")
         number = float(value)
@@ -60,6 +65,7 @@ class _Checker:
         if value.numel() != 1 or value.dtype != torch.float32:
             what = (value.dtype, tuple(value.shape))
             raise wrong(self.function, name, what, "a number, or torch.float32 of one element")
+        refuse_grad(self.function, value)
         self._is_here(name, value)
         return value
 
@@ -75,8 +81,25 @@ class _Checker:
             raise wrong(
                 self.function, f"stride of {name}", values.stride(), "(1,): call .contiguous()"
             )
+        refuse_grad(self.function, values)
         self._is_here(name, values)
         return values
+
+    def flag(self, name: str, value: Any) -> bool:
+        """A truth value: a word or None would count as one, too."""
+        if not isinstance(value, bool):
+            raise UsageError(f"{name}={value!r} of {self.function} must be True or False")
+        return value
+
+    def window(self, value: Any) -> int:
+        """Tokens before the query's own, -1 for all."""
+        is_number = isinstance(value, Integral) and not isinstance(value, bool)
+        if not is_number or not -1 <= value < 2**31:
+            raise UsageError(
+                f"window_left={value!r} of {self.function} must be -1 (no window) or the number of "
+                "tokens that are seen before the query's own"
+            )
+        return int(value) if value < NO_WINDOW_FROM else -1
 
     def _is_here(self, name: str, tensor: torch.Tensor) -> None:
         if tensor.device != self.q.device:
@@ -90,8 +113,12 @@ def semantics_of(
     """The options as fields of ``PagedDecodeInputs``.
 
     Raises:
-        UsageError: a value is out of range, or two exclude each other.
+        UsageError: there is no such option, a value is out of range, or two exclude each other.
     """
+    unknown = options.keys() - DecodeOptions.__annotations__.keys()
+    if unknown:
+        listing = ", ".join(DecodeOptions.__annotations__)
+        raise UsageError(f"{function} has no option {min(unknown)!r}: it takes {listing}")
     check = _Checker(function, q)
     head_dim = q.shape[2]
     given = options.get("sm_scale")
@@ -99,12 +126,8 @@ def semantics_of(
     cap = options.get("soft_cap")
     soft_cap = 0.0 if cap is None else check.number("soft_cap", cap)
     if soft_cap < 0.0:
-        raise UsageError(f"soft_cap={soft_cap!r} of {function} must be above 0, or None for none")
-    window_left = options.get("window_left", -1)
-    if not isinstance(window_left, Integral) or not -1 <= window_left < 2**31:
         raise UsageError(
-            f"window_left={window_left!r} of {function} must be -1 (no window) or the number of "
-            "tokens that are seen before the query's own"
+            f"soft_cap={soft_cap!r} of {function} must be above 0, or None (or 0) for none"
         )
     alibi_slopes = check.per_head("alibi_slopes", options.get("alibi_slopes"))
     if soft_cap and alibi_slopes is not None:
@@ -112,15 +135,16 @@ def semantics_of(
             f"soft_cap and alibi_slopes of {function} exclude each other: kernels disagree on "
             "which comes first, and no model has both"
         )
+    is_causal = check.flag("is_causal", options.get("is_causal", True))
     rope = options.get("rope")
     if rope is not None:
-        _check_rope(function, rope, head_dim)
+        _check_rope(check, rope, head_dim)
     return {
         "sm_scale": sm_scale * check.number("q_scale", options.get("q_scale", 1.0)),
         **_scales(check, options.get("k_scale", 1.0), options.get("v_scale", 1.0)),
         # One query token is the last token: nothing comes after it, and one winner serves both.
-        "is_causal": query_len == 1 or bool(options.get("is_causal", True)),
-        "window_left": int(window_left),
+        "is_causal": query_len == 1 or is_causal,
+        "window_left": check.window(options.get("window_left", -1)),
         "soft_cap": soft_cap,
         "sinks": check.per_head("sinks", options.get("sinks")),
         "alibi_slopes": alibi_slopes,
@@ -141,11 +165,12 @@ def _scales(check: _Checker, k_scale: Scale, v_scale: Scale) -> dict[str, Scale]
     return scales
 
 
-def _check_rope(function: str, rope: Rope, head_dim: int) -> None:
+def _check_rope(check: _Checker, rope: Rope, head_dim: int) -> None:
+    function = check.function
     if not isinstance(rope, Rope):
         raise UsageError(f"rope={rope!r} of {function} must be a Rope(theta=..., scale=...)")
     for name, value in (("theta", rope.theta), ("scale", rope.scale)):
-        if not 0.0 < value < math.inf:
+        if check.number(f"rope {name}", value) <= 0.0:
             raise UsageError(f"rope {name}={value!r} of {function} must be above 0 and finite")
     if head_dim % 2:
         raise UsageError(f"rope of {function} needs an even head_dim, not {head_dim}")

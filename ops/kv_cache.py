@@ -8,7 +8,7 @@ import torch
 
 from ..errors import UsageError
 from ..kernels.paged_decode.problem import KV_DTYPE_BYTES
-from .checks import wrong
+from .checks import check_tensor, wrong
 from .on_device import dtype_name
 
 __all__ = ["KV_LAYOUTS", "KvCache", "joined", "kv_views", "with_dtype"]
@@ -73,7 +73,7 @@ def with_dtype(
     """
     if kv_dtype is None and pool.dtype == q_dtype:
         return pool
-    if kv_dtype is not None and kv_dtype not in KV_DTYPE_BYTES:
+    if kv_dtype is not None and kv_dtype not in tuple(KV_DTYPE_BYTES):
         raise UsageError(f"kv_dtype={kv_dtype!r} of {function}: one of {', '.join(KV_DTYPE_BYTES)}")
     if pool.dtype == torch.uint8:
         if kv_dtype not in _EIGHT_BIT:
@@ -123,8 +123,12 @@ def joined(function: str, name: str, parts: torch.Tensor | Sequence[torch.Tensor
 def _pair(
     function: str, name: str, parts: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    if not isinstance(parts, Sequence):
+        raise wrong(function, f"type of {name}", type(parts).__name__, "torch.Tensor, or a pair")
     if len(parts) != 2:
         raise wrong(function, f"length of {name}", len(parts), "2")
+    for i, part in enumerate(parts):
+        check_tensor(function, f"{name}[{i}]", part)
     return parts[0], parts[1]
 
 

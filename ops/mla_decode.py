@@ -85,8 +85,14 @@ def mla_decode(
         UnsupportedError: no template serves the problem on this GPU.
         StoreError: a database cannot be read.
     """
-    if is_traced(*((q,) if isinstance(q, torch.Tensor) else q)):
-        refuse_grad(_FUNCTION, *((q,) if isinstance(q, torch.Tensor) else q))
+    if sm_scale is None:
+        raise UsageError(
+            f"sm_scale of {_FUNCTION} is None: must be a number, the head size before absorption "
+            "to the power of -0.5 (192 ** -0.5 for DeepSeek-V3); no tensor here has that size"
+        )
+    parts = q if isinstance(q, Sequence) else (q,)
+    if is_traced(*parts):
+        refuse_grad(_FUNCTION, *parts)
         return _traced(
             q=q,
             kv_cache=kv_cache,
@@ -147,7 +153,7 @@ def _latent_views(
     if rows.dim() != 3 or rows.shape[2] != head_dim:
         allowed = f"[num_pages, page_size, {head_dim}], {head_dim} as in q"
         raise wrong(_FUNCTION, "shape of kv_cache", tuple(rows.shape), allowed)
-    if not 1 <= head_dim_v < head_dim:
+    if not isinstance(head_dim_v, int) or not 1 <= head_dim_v < head_dim:
         raise UsageError(
             f"head_dim_v={head_dim_v!r} of {_FUNCTION} must be from 1 to {head_dim - 1}: the rest "
             f"of the {head_dim} values of a row is the rotated key"

@@ -8,9 +8,9 @@ from typing import Self
 import torch
 
 from ..errors import UsageError
-from .checks import wrong
+from .checks import check_tensor, wrong
 
-__all__ = ["PageTable", "page_table_of"]
+__all__ = ["PageTable", "check_table", "page_table_of"]
 
 _EITHER = "kv_indptr, kv_indices and kv_last_page_len (CSR), or block_table and seq_lens (dense)"
 
@@ -75,11 +75,25 @@ class PageTable:
             batch = check.vector("seq_lens", self.seq_lens, None)
             check.rows("block_table", self.indices, batch)
             return
-        assert self.indptr is not None
-        assert self.last_page_len is not None
+        assert self.indptr is not None, "see check_table"
+        assert self.last_page_len is not None, "see check_table"
         batch = check.vector("kv_last_page_len", self.last_page_len, None)
         check.vector("kv_indptr", self.indptr, batch + 1)
         check.vector("kv_indices", self.indices, None)
+
+
+def check_table(function: str, name: str, table: object) -> None:
+    """Raises UsageError unless it is a page table of either kind; its tensors are not looked at."""
+    what = type(table).__name__
+    if isinstance(table, PageTable):
+        is_csr = table.indptr is not None and table.last_page_len is not None
+        if is_csr or table.is_dense:
+            return
+        what = "PageTable that is neither CSR nor dense"
+    raise UsageError(
+        f"{name} of {function} is a {what}: must be PageTable.csr(kv_indptr, kv_indices, "
+        "kv_last_page_len) or PageTable.dense(block_table, seq_lens)"
+    )
 
 
 def page_table_of(
@@ -122,6 +136,7 @@ class _Check:
 
     def vector(self, name: str, tensor: torch.Tensor, size: int | None) -> int:
         """Checks a contiguous vector of ``size`` (None: any) and returns its size."""
+        self._tensor(name, tensor)
         shape = tuple(tensor.shape)
         if len(shape) != 1 or (size is not None and shape != (size,)):
             allowed = "one dimension" if size is None else f"[{size}], by the number of requests"
@@ -133,12 +148,16 @@ class _Check:
 
     def rows(self, name: str, tensor: torch.Tensor, size: int) -> None:
         """Checks a matrix of ``size`` rows, each of them contiguous."""
+        self._tensor(name, tensor)
         if tensor.dim() != 2 or tensor.shape[0] != size:
             allowed = f"[{size}, max_pages], by the number of requests"
             raise self._wrong("shape", name, tuple(tensor.shape), allowed)
         self._values(name, tensor)
         if tensor.stride(1) != 1 and tensor.shape[1] > 1:
             raise self._wrong("last stride", name, tensor.stride(1), "1: call .contiguous()")
+
+    def _tensor(self, name: str, value: object) -> None:
+        check_tensor(self.function, f"{self.prefix}{name}", value)
 
     def _values(self, name: str, tensor: torch.Tensor) -> None:
         if tensor.dtype != torch.int32:

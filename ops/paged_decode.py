@@ -20,7 +20,7 @@ from .decode_launch import launch, mixes_to_try, resolve
 from .decode_options import DecodeOptions, LseBase, Scale
 from .kv_cache import KvCache, kv_views
 from .library import TracedFunction, is_traced
-from .page_table import PageTable, page_table_of
+from .page_table import PageTable, check_table, page_table_of
 
 __all__ = ["paged_decode", "resolve_paged_decode"]
 
@@ -92,7 +92,7 @@ def paged_decode(
         rope: Rotates q and K by their positions; None: they are rotated already, or never.
         lengths: How tokens are spread over the requests, one of ``LENGTH_MIXES``, where known; it
             only chooses the winner. None: a winner for mixed lengths if there is one.
-        out: Where to write, like q; None: allocated.
+        out: Where to write, like q but in memory of its own; None: allocated.
         lse: Where to write the LSE, fp32 ``[batch * query_len, num_qo_heads]``, contiguous; None:
             allocated if wanted.
         return_lse: Also return the logarithm of the sum of exponentials, sinks included; so does
@@ -105,12 +105,12 @@ def paged_decode(
 
     Raises:
         UsageError: an argument has a wrong shape, dtype, device, stride or value, excludes another
-            one, requires grad under grad mode, or lies on the CPU.
+            one, shares memory that is written, requires grad under grad mode, or lies on the CPU.
         UnsupportedError: no template serves the problem on this GPU.
         StoreError: a database cannot be read.
     """
     if is_traced(q):
-        refuse_grad(_FUNCTION, q)
+        refuse_grad(_FUNCTION, q, sinks, alibi_slopes, out, lse)
         return _traced(
             q=q,
             kv_cache=kv_cache,
@@ -185,6 +185,7 @@ def resolve_paged_decode(
         StoreError: a database cannot be read.
     """
     function = "resolve_paged_decode"
+    check_table(function, "page_table", page_table)
     checked_query(function, q, page_table)
     pools = kv_views(function, kv_cache, kv_layout=kv_layout, kv_dtype=kv_dtype, q=q)
     inputs = inputs_of(function, q, pools, page_table, options)

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import torch
 
-from ..errors import UsageError
 from ..kernels.paged_decode import PagedDecodeInputs, PagedDecodeOutputs
 from .attention_states import merge_state
 from .checks import wrong
@@ -18,7 +17,7 @@ from .decode_inputs import checked_outputs, checked_query, inputs_of
 from .decode_launch import launch, mixes_to_try
 from .decode_options import DecodeOptions, LseBase, Scale
 from .kv_cache import KvCache, kv_views
-from .page_table import PageTable
+from .page_table import PageTable, check_table
 
 __all__ = ["shared_prefix_decode"]
 
@@ -133,12 +132,7 @@ def _over_prefix(inputs: PagedDecodeInputs, prefix: PageTable) -> PagedDecodeInp
 
 def _check_tables(q: torch.Tensor, prefix: PageTable, suffix: PageTable) -> None:
     for name, table in (("prefix", prefix), ("suffix", suffix)):
-        if not isinstance(table, PageTable):
-            kind = type(table).__name__
-            raise UsageError(
-                f"{name} of {_FUNCTION} is a {kind}: must be PageTable.csr(kv_indptr, kv_indices, "
-                "kv_last_page_len) or PageTable.dense(block_table, seq_lens)"
-            )
+        check_table(_FUNCTION, name, table)
     checked_query(_FUNCTION, q, suffix)
     prefix.check(_FUNCTION, q.device, "prefix ")
     groups, batch = prefix.batch, suffix.batch

@@ -288,7 +288,7 @@ WRONG = {
     ),
     "requires grad": (
         lambda a, x: (a, x, a.clone().requires_grad_(), x),
-        r"an input of merge_state requires grad",
+        r"an argument of merge_state requires grad",
     ),
 }
 
@@ -310,6 +310,23 @@ def test_wrong_options_are_named() -> None:
         ops.merge_state(a, x, a, x, lse=x.half())
     with pytest.raises(UsageError, match=r"shape of outs in merge_states is \(3, 2, 16\)"):
         ops.merge_states(a, x)
+
+
+def test_results_lie_in_the_place_of_a_state_or_apart() -> None:
+    a, x = random_state(1)
+    with pytest.raises(UsageError, match=r"type of out_a in merge_state is 'NoneType'"):
+        ops.merge_state(None, x, a, x)
+    with pytest.raises(UsageError, match=r"out of merge_state has strides \(0, 16, 1\): its elem"):
+        ops.merge_state(a, x, a, x, out=a[:1].clone().expand_as(a))
+    with pytest.raises(UsageError, match="an argument of merge_state requires grad"):
+        ops.merge_state(a, x, a, x, out=torch.empty_like(a).requires_grad_())
+    rows = torch.cat([a, a[:1]])
+    message = "out of merge_state shares memory with a state without being in its place"
+    with pytest.raises(UsageError, match=message):
+        ops.merge_state(rows[:-1], x, a, x, out=rows[1:])
+    columns = torch.cat([x, x[:, :1]], dim=1)
+    with pytest.raises(UsageError, match="lse of merge_state shares memory with a state"):
+        ops.merge_state(a, columns[:, :-1], a, x, lse=columns[:, 1:])
 
 
 @pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter runs CPU tensors")

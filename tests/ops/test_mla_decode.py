@@ -208,6 +208,23 @@ WRONG = {
         lambda i: dict.fromkeys(("kv_indptr", "kv_indices", "kv_last_page_len")),
         r"mla_decode got no page table",
     ),
+    "value size of a fraction": (
+        lambda i: {"head_dim_v": 128.0},
+        r"head_dim_v=128\.0 of mla_decode must be from 1 to 191",
+    ),
+    "no scale": (
+        lambda i: {"sm_scale": None},
+        r"sm_scale of mla_decode is None: must be a number, the head size before absorption",
+    ),
+    "part that is no tensor": (
+        lambda i: {"q": (i.q[..., :128], None)},
+        r"type of q\[1\] in mla_decode is 'NoneType': must be torch\.Tensor",
+    ),
+    "no query": (lambda i: {"q": None}, r"type of q in mla_decode is 'NoneType': must be"),
+    "out over q": (
+        lambda i: {"out": i.q[..., :128]},
+        r"out of mla_decode shares memory with q",
+    ),
     "out as wide as q": (
         lambda i: {"out": i.q.clone()},
         r"shape of out in mla_decode is \(3, 4, 192\): must be \[3, 4, 128\]",

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 
 import pytest
 import torch
-from decode_calls import call, pool_of, problem_of
+from decode_calls import call, pool_of, problem_of, table_of
 from tilescout import ops
 from tilescout.errors import UsageError
 from tilescout.kernels.paged_decode import PagedDecodeInputs
 from tilescout.kernels.paged_decode import reference as ref
+
+needs_interpreter = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="set TRITON_INTERPRET=1 (make test does)"
+)
 
 
 def inputs_of(*, is_dense: bool = False) -> PagedDecodeInputs:
@@ -205,7 +210,7 @@ WRONG = {
     "strided out": (lambda i: {"out": strided(i.q)}, r"last stride of out .* is 2: must be 1"),
     "out over q": (
         lambda i: {"out": i.q},
-        r"out of paged_decode is q itself: other blocks still read q; pass another",
+        r"out of paged_decode shares memory with q: other blocks still read q; pass another",
     ),
     "lse of one dimension": (
         lambda i: {"lse": torch.empty(12)},
@@ -218,8 +223,60 @@ WRONG = {
     ),
     "q that requires grad": (
         lambda i: {"q": i.q.clone().requires_grad_()},
-        r"an input of paged_decode requires grad, and there is no backward",
+        r"an argument of paged_decode requires grad, and there is no backward",
     ),
+    "q that is no tensor": (
+        lambda i: {"q": [1.0]},
+        r"type of q in paged_decode is 'list': must be torch\.Tensor",
+    ),
+    "no cache": (
+        lambda i: {"kv_cache": None},
+        r"type of kv_cache in paged_decode is 'NoneType': must be torch\.Tensor, or a pair",
+    ),
+    "K without V": (
+        lambda i: {"kv_cache": (i.k_cache, None)},
+        r"type of kv_cache\[1\] in paged_decode is 'NoneType': must be torch\.Tensor",
+    ),
+    "table of numbers": (
+        lambda i: {"kv_indptr": [0, 1, 2, 3]},
+        r"type of kv_indptr in paged_decode is 'list': must be torch\.Tensor",
+    ),
+    "sinks of numbers": (
+        lambda i: {"sinks": [0.0] * 4},
+        r"type of sinks in paged_decode is 'list': must be torch\.Tensor",
+    ),
+    "out that is no tensor": (
+        lambda i: {"out": 1.0},
+        r"type of out in paged_decode is 'float': must be torch\.Tensor",
+    ),
+    "window that is a flag": (lambda i: {"window_left": True}, r"window_left=True of paged_decode"),
+    "cap that is a flag": (lambda i: {"soft_cap": True}, r"soft_cap of .* is True: must be a num"),
+    "causal by a word": (
+        lambda i: {"is_causal": "no"},
+        r"is_causal='no' of paged_decode must be True or False",
+    ),
+    "rope with a base of text": (
+        lambda i: {"rope": ops.Rope(theta="1e6")},
+        r"rope theta of paged_decode is '1e6': must be a number",
+    ),
+    "out of one row for all": (
+        lambda i: {"out": i.q[:1].clone().expand(3, 4, 64)},
+        r"out of paged_decode has strides \(0, 64, 1\): its elements share memory",
+    ),
+    **{
+        f"{name} that requires grad": (
+            lambda i, name=name, make=make: {name: make(i).requires_grad_()},
+            r"an argument of paged_decode requires grad, and there is no backward",
+        )
+        for name, make in {
+            "sinks": lambda i: torch.ones(4),
+            "alibi_slopes": lambda i: torch.ones(4),
+            "k_scale": lambda i: torch.ones(1),
+            "v_scale": lambda i: torch.ones(1),
+            "out": lambda i: i.q.clone(),
+            "lse": lambda i: torch.empty(3, 4),
+        }.items()
+    },
 }
 
 
@@ -267,3 +324,39 @@ def test_wrong_dense_tables_are_named(case: str) -> None:
     inputs = inputs_of(is_dense=True)
     with pytest.raises(UsageError, match=message):
         call(inputs, **change(inputs))
+
+
+@needs_interpreter
+@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
+def test_out_may_lie_beside_q_but_not_across_it() -> None:
+    inputs = inputs_of()
+    wide = torch.randn(3, 8, 64).half()
+    expected = call(replace(inputs, q=wide[:, :4].clone()))
+    out = call(replace(inputs, q=wide[:, :4]), out=wide[:, 4:])
+    assert torch.equal(out, expected)
+    rows = torch.randn(4, 4, 64).half()
+    with pytest.raises(UsageError, match="out of paged_decode shares memory with q"):
+        call(replace(inputs, q=rows[:3]), out=rows[1:])
+
+
+def test_a_look_up_takes_no_other_options() -> None:
+    inputs = inputs_of()
+    pools = (inputs.k_cache, inputs.v_cache)
+    with pytest.raises(UsageError, match=r"has no option 'window': it takes sm_scale, .*window_l"):
+        ops.resolve_paged_decode(inputs.q, pools, table_of(inputs), window=3)
+    with pytest.raises(UsageError, match=r"page_table of resolve_paged_decode is a tuple: must be"):
+        ops.resolve_paged_decode(inputs.q, pools, (inputs.kv_indptr, inputs.kv_indices))
+    half = ops.PageTable(inputs.kv_indices, indptr=inputs.kv_indptr)
+    with pytest.raises(UsageError, match="is a PageTable that is neither CSR nor dense: must be"):
+        ops.resolve_paged_decode(inputs.q, pools, half)
+
+
+@needs_interpreter
+@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
+def test_a_window_of_all_32_bits_is_none() -> None:
+    inputs = inputs_of()
+    pools = (inputs.k_cache, inputs.v_cache)
+    found = ops.resolve_paged_decode(inputs.q, pools, table_of(inputs), window_left=2**31 - 1)
+    assert found.problem.window_left == -1
+    out = call(inputs, window_left=2**31 - 1)
+    assert torch.equal(out, call(inputs))
