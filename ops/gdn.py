@@ -21,7 +21,9 @@ from ..tuner.dispatch import LookupResult, current_snapshot
 from .checks import check_index, check_shape, refuse_grad, wrong
 from .gdn_checks import check_tokens, gate_inputs, num_sequences, refuse_arguments
 from .gdn_chunk import chunk_gated_delta_rule
+from .gdn_library import DeltaRuleOperator, StepOperator
 from .launchers import LauncherCache
+from .library import is_traced
 from .on_device import device_spec, dtype_name, on_device
 
 __all__ = ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "gdn_decode"]
@@ -84,6 +86,26 @@ def fused_recurrent_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
         UnsupportedError: no template serves the problem on this GPU.
     """
     refuse_arguments(_RECURRENT, gk=gk, gv=gv, **unknown)
+    if is_traced(q):
+        refuse_grad(_RECURRENT, q, k, v, g, beta, initial_state, A_log, dt_bias)
+        return _recurrent_operator(
+            q=q,
+            k=k,
+            v=v,
+            g=g,
+            beta=beta,
+            scale=scale,
+            initial_state=initial_state,
+            output_final_state=output_final_state,
+            use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+            use_gate_in_kernel=use_gate_in_kernel,
+            A_log=A_log,
+            dt_bias=dt_bias,
+            use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+            allow_neg_eigval=allow_neg_eigval,
+            state_v_first=state_v_first,
+            cu_seqlens=cu_seqlens,
+        )
     check_tokens(_RECURRENT, q, k, v)
     refuse_grad(_RECURRENT, q, k, v, g, beta, initial_state, A_log, dt_bias)
     if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
@@ -167,6 +189,18 @@ def gdn_decode(  # noqa: PLR0917  (what a layer has, in the order of its formula
         UnsupportedError: no template serves the problem on this GPU.
     """
     name = "gdn_decode"
+    if is_traced(q):
+        refuse_grad(name, q, k, v, g, beta, state, A_log, dt_bias)
+        return _step_operator(
+            *(q, k, v, g, beta, state),
+            slots=slots,
+            A_log=A_log,
+            dt_bias=dt_bias,
+            scale=scale,
+            use_qk_l2norm=use_qk_l2norm,
+            state_layout=state_layout,
+            out=out,
+        )
     check_tokens(name, q, k, v)
     refuse_grad(name, q, k, v, g, beta, state, A_log, dt_bias)
     if state_layout not in STATE_LAYOUTS:
@@ -258,3 +292,7 @@ def _launch(
 
 def _build(result: LookupResult, problem: GdnDecodeProblem, inputs: GdnDecodeInputs) -> Launcher:
     return template(problem.op, result.template).build(problem, result.config, inputs)
+
+
+_recurrent_operator = DeltaRuleOperator(fused_recurrent_gated_delta_rule)
+_step_operator = StepOperator(gdn_decode)

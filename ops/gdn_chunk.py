@@ -19,7 +19,9 @@ from ..tuner.dispatch import LookupResult, current_snapshot
 from ..tuner.tiers import Tier
 from .checks import check_shape, refuse_grad, wrong
 from .gdn_checks import check_tokens, gate_inputs, num_sequences, refuse_arguments
+from .gdn_library import DeltaRuleOperator
 from .launchers import LauncherCache
+from .library import is_traced
 from .on_device import device_spec, dtype_name, on_device
 
 __all__ = ["chunk_gated_delta_rule"]
@@ -88,6 +90,27 @@ def chunk_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
         UnsupportedError: an argument is refused, or no template serves the problem on this GPU.
     """
     refuse_arguments(_FUNCTION, chunk_indices=chunk_indices, cp_context=cp_context, **unknown)
+    if is_traced(q):
+        refuse_grad(_FUNCTION, q, k, v, g, beta, initial_state, A_log, dt_bias)
+        return _operator(
+            q=q,
+            k=k,
+            v=v,
+            g=g,
+            beta=beta,
+            scale=scale,
+            initial_state=initial_state,
+            output_final_state=output_final_state,
+            use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+            use_gate_in_kernel=use_gate_in_kernel,
+            A_log=A_log,
+            dt_bias=dt_bias,
+            use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+            allow_neg_eigval=allow_neg_eigval,
+            state_v_first=state_v_first,
+            cu_seqlens=cu_seqlens,
+            cu_seqlens_cpu=cu_seqlens_cpu,
+        )
     check_tokens(_FUNCTION, q, k, v)
     refuse_grad(_FUNCTION, q, k, v, g, beta, initial_state, A_log, dt_bias)
     if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
@@ -244,3 +267,6 @@ def _capacity(problem: GdnChunkProblem) -> GdnChunkProblem:
     tokens = -(-tokens // step) * step
     sequences = min(tokens, 1 << (sequences - 1).bit_length())
     return replace(problem, num_tokens=tokens, num_sequences=max(sequences, 1), max_seqlen=tokens)
+
+
+_operator = DeltaRuleOperator(chunk_gated_delta_rule, "Tensor? cu_seqlens_cpu=None")

@@ -13,7 +13,7 @@ import torch
 
 from ..kernels.paged_decode.inputs import Rope
 
-__all__ = ["NAMESPACE", "TracedFunction", "is_traced"]
+__all__ = ["NAMESPACE", "TracedFunction", "define_operator", "is_traced"]
 
 NAMESPACE = "tilescout"
 
@@ -28,6 +28,23 @@ def is_traced(*tensors: object) -> bool:
     if torch.compiler.is_compiling():
         return True
     return any(isinstance(x, torch.Tensor) and type(x) not in _PLAIN for x in tensors)
+
+
+def define_operator(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """The operator of a schema: ``run`` on real tensors, ``fake`` for shapes.
+
+    Args:
+        schema: As ``torch.library.Library.define`` takes it.
+        run: Runs on CUDA and, in the interpreter, on the CPU.
+        fake: Gives the outputs without their values.
+    """
+    name = schema.partition("(")[0]
+    # Inductor must not choose strides: kernels and winners are for those of the caller.
+    _library.define(schema, tags=(torch.Tag.needs_exact_strides,))
+    for key in ("CUDA", "CPU"):
+        _library.impl(name, run, key)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
 class TracedFunction:
@@ -62,19 +79,8 @@ class TracedFunction:
         name = function.__name__
         new = f"{name}({parameters}, bool return_lse=False) -> (Tensor, Tensor)"
         into = f"{name}_out({parameters}, Tensor(a!) out, Tensor(b!)? lse=None) -> ()"
-        for schema, run, fake in (
-            (new, self._run_new, self._fake_new),
-            (into, self._run_into, lambda *args, **kwargs: None),
-        ):
-            operator = schema.partition("(")[0]
-            # Inductor must not choose strides: kernels and winners are for those of the caller.
-            _library.define(schema, tags=(torch.Tag.needs_exact_strides,))
-            for key in ("CUDA", "CPU"):
-                _library.impl(operator, run, key)
-            torch.library.register_fake(f"{NAMESPACE}::{operator}", fake, lib=_library)
-        namespace = getattr(torch.ops, NAMESPACE)
-        self._new = getattr(namespace, name).default
-        self._into = getattr(namespace, f"{name}_out").default
+        self._new = define_operator(new, self._run_new, self._fake_new)
+        self._into = define_operator(into, self._run_into, lambda *args, **kwargs: None)
 
     def __call__(self, **arguments: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Calls the operator that fits; arguments and result are those of the function."""

@@ -190,7 +190,8 @@ def test_the_gain_comes_from_the_studies(tmp_path: Path, h200: DeviceSpec) -> No
     database = tmp_path / "b.db"
     with Store.open(database) as store:
         for size, times in ((64, (30.0, 20.0, 25.0)), (128, (10.0, 10.0)), (256, (40.0, 10.0))):
-            write_winners(database, [MadeUpWinner(ToyProblem(size), h200, config(16), time_us=60.0)])
+            default = MadeUpWinner(ToyProblem(size), h200, config(16), time_us=60.0)
+            write_winners(database, [default])
             study = next(s for s in store.studies() if s.key.problem == ToyProblem(size))
             assert len(store.trials(study.study_id)) == 1
             for block, time_us in zip((32, 64, 128), times, strict=False):
