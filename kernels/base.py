@@ -97,6 +97,8 @@ class Problem(ABC):
     op: ClassVar[str]
     dynamic_fields: ClassVar[tuple[str, ...]]
     """Positive integers in which a winner of a neighbouring problem may serve, nearest first."""
+    following_fields: ClassVar[Mapping[str, str]] = types.MappingProxyType({})
+    """Fields whose default is the value of another field, with that field."""
 
     @property
     @abstractmethod
@@ -183,6 +185,21 @@ class Problem(ABC):
             raise UsageError(
                 f"a {cls.op} problem needs {', '.join(missing)}: got {', '.join(values) or 'none'}"
             ) from error
+
+    def changed(self, values: Mapping[str, object]) -> Self:
+        """A copy with these field values, as for ``from_dict``.
+
+        A field that has its default, another field's value, goes with that one.
+
+        Raises:
+            UnknownNameError: a key that is no field.
+            UsageError: a value of the wrong type or out of range.
+        """
+        kept = self.as_dict()
+        for name, leader in self.following_fields.items():
+            if kept[name] == kept[leader]:
+                del kept[name]
+        return self.from_dict({**kept, **values})
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.as_dict().items())

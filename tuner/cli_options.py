@@ -124,11 +124,12 @@ def parse_problem(op: str, items: Sequence[str], *, complete: bool = False) -> P
 
     values: dict[str, object] = dict(parse_assignments(items))
     problem_type = operation(op).problem_type
+    first: Problem | None = None
     if complete and any(field.name not in values for field in fields(problem_type)):
         # An operation without a workload still has the defaults of its fields.
         with suppress(UsageError):
-            values = {**first_problem(op).as_dict(), **values}
-    return problem_type.from_dict(values)
+            first = first_problem(op)
+    return problem_type.from_dict(values) if first is None else first.changed(values)
 
 
 def parse_names(text: str | None) -> list[str] | None:

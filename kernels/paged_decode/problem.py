@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import ClassVar
 
 from ...errors import UsageError
@@ -29,6 +31,9 @@ class PagedDecodeProblem(Problem):
 
     op: ClassVar[str] = "paged_decode"
     dynamic_fields: ClassVar[tuple[str, ...]] = ("kv_len", "batch")
+    following_fields: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"kv_dtype": "dtype", "head_dim_v": "head_dim"}
+    )
 
     batch: int
     """Requests."""
@@ -75,8 +80,9 @@ class PagedDecodeProblem(Problem):
         self.check_one_of("kv_layout", ("NHD", "HND"))
         self.check_one_of("lengths", LENGTH_MIXES)
         self.check_multiple("num_qo_heads", "num_kv_heads")
-        if not -1 <= self.window_left < 2**31:
-            raise self._wrong("window_left", "-1 (none) or a number of tokens")
+        # Kernels subtract both from a position in 32 bits.
+        if not -1 <= self.window_left < 2**31 - self.query_len:
+            raise self._wrong("window_left", "-1 (none) or a number of tokens below 2^31")
         if self.head_dim_v > self.head_dim:
             raise self._wrong("head_dim_v", f"at most head_dim={self.head_dim}")
         if self.is_latent and self.num_kv_heads != 1:

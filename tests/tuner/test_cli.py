@@ -200,6 +200,16 @@ def test_spaces_takes_missing_keys_from_the_first_workload_problem(tilescout) ->
     assert found["gpu"] == "b200"
 
 
+def test_a_field_that_follows_another_goes_with_it(tilescout) -> None:
+    wide = ("head_dim=256", "num_kv_heads=1", "dtype=float16")
+    found = tilescout.json("spaces", "paged_decode", "--gpu", "b200", *wide)["problem"]
+    assert (found["head_dim_v"], found["kv_dtype"]) == (256, "float16")
+    latent = tilescout.json("spaces", "paged_decode", "--gpu", "b200", *wide, "head_dim_v=128")
+    assert latent["problem"]["head_dim_v"] == 128
+    tilescout("spaces", "paged_decode", "--gpu", "b200", "window_left=-5", code=2)
+    assert "window_left=-5 of a paged_decode problem must be -1 (none) or a" in tilescout.err
+
+
 def test_env_says_why_there_is_no_gpu(tilescout) -> None:
     found = tilescout.json("env")
     assert {"gpu", "driver", "triton", "torch", "python", "tilescout"} <= set(found)
