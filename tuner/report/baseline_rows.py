@@ -99,13 +99,16 @@ class LibrarySummaryRow:
 def baseline_rows(
     baselines: Iterable[Baseline], searches: Sequence[Search]
 ) -> Iterator[BaselineRow]:
-    """Every baseline, beside our best for the same problem on the same SKU."""
+    """Every baseline, beside our best for the same problem on the same SKU.
+
+    Those that have one come first.
+    """
     ours: dict[tuple[Problem, str], list[Search]] = {}
     for search in searches:
         if search.best is not None:
             ours.setdefault((search.key.problem, search.sku), []).append(search)
-    for baseline in baselines:
-        yield _beside(baseline, ours.get((baseline.key.problem, baseline.sku), []))
+    found = [_beside(b, ours.get((b.key.problem, b.sku), [])) for b in baselines]
+    yield from sorted(found, key=lambda row: row.our_time_us is None)
 
 
 def _origin(baseline: Baseline) -> dict[str, str]:

@@ -20,7 +20,7 @@ from .wording import common_fields, iso_time, problem_text, slug
 
 __all__ = ["problem_anchor", "render_page"]
 
-MAX_ROWS = 300
+MAX_ROWS = 200
 """Of a table on the page; its CSV file has all."""
 
 

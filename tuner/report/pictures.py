@@ -11,7 +11,7 @@ from .drawing import Plot
 
 __all__ = ["Gallery", "Picture", "Pictures"]
 
-MAX_INLINE_BYTES = 2_000_000
+MAX_INLINE_BYTES = 1_800_000
 """Of SVG inside the page; base64 makes it a third more, and the page stays under 5 MB."""
 
 
@@ -62,5 +62,9 @@ class Gallery:
         svg: bytes | None = None
         if self.inline_bytes < MAX_INLINE_BYTES:
             svg = plot.svg()
-            self.inline_bytes += len(svg)
+            # One that is too large must not keep smaller ones from the page.
+            if self.inline_bytes + len(svg) > MAX_INLINE_BYTES:
+                svg = None
+            else:
+                self.inline_bytes += len(svg)
         return Picture(plot.name, plot.caption, svg)

@@ -83,6 +83,13 @@ def test_a_baseline_without_a_search_stands_alone(store, b200):
     assert (row.our_time_us, row.speedup, row.compared) == (None, None, "nothing of ours")
 
 
+def test_baselines_beside_a_time_of_ours_come_first(ours, h200, b200):
+    add_baseline(ours, ToyProblem(1), h200, 25.0)
+    add_baseline(ours, PROBLEM, h200, 25.0)
+    rows = baseline_rows(*loaded(ours))
+    assert [row.our_time_us for row in rows] == [12.5, None]
+
+
 def test_baselines_in_two_databases_count_once(ours, h200, tmp_path):
     from tilescout.tuner.store import Store
 
