@@ -21,6 +21,7 @@ from ..tuner import capture
 from ..tuner.dispatch import LookupResult, Policy, Snapshot, current_snapshot
 from ..tuner.dispatch_policy import current_policy
 from ..tuner.reach.paged_decode import MIXES_IF_UNKNOWN, kv_bucket, preferred
+from .debug_checks import check_page_table, checks_values
 from .launchers import LauncherCache
 from .on_device import device_spec, dtype_name, on_device
 
@@ -87,12 +88,15 @@ def launch(
     """Looks the config up and enqueues its kernels on the current stream of q's device.
 
     Raises:
-        UsageError: as for ``resolve``, or a CUDA graph is being captured and nothing was built yet.
+        UsageError: as for ``resolve``, or a CUDA graph is being captured and nothing was built yet,
+            or a page table is out of range in debug mode.
         UnsupportedError: no template serves the problem on this GPU.
         StoreError: a database cannot be read.
     """
     q = inputs.q
     with on_device(q.device):
+        if checks_values(q.device):
+            check_page_table(function, inputs)
         result = resolve(function, inputs, mixes, outputs)
         if capture.recorder is not None:
             capture.recorder.count(result)
@@ -173,11 +177,12 @@ def _build(result: LookupResult, inputs: PagedDecodeInputs) -> Launcher:
     """A launcher whose scratch serves the fullest page table of the bucket."""
     problem = result.problem
     assert isinstance(problem, PagedDecodeProblem)
+    shape: tuple[int, ...]
     if inputs.seq_lens is None:
-        num_pages = -(-problem.batch * problem.kv_len // problem.page_size)
-        fullest = inputs.kv_indices.new_empty(num_pages)
+        shape = (-(-problem.batch * problem.kv_len // problem.page_size),)
     else:
-        pages_each = -(-problem.kv_len // problem.page_size)
-        fullest = inputs.kv_indices.new_empty((problem.batch, pages_each))
+        shape = (problem.batch, -(-problem.kv_len // problem.page_size))
+    # Only its shape is read; of pages of one token, its entries would take hundreds of megabytes.
+    fullest = inputs.kv_indices.new_empty(()).expand(shape)
     chosen = template(problem.op, result.template)
     return chosen.build(problem, result.config, replace(inputs, kv_indices=fullest))

@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -75,6 +76,23 @@ def test_cpu_tensors_are_refused_without_the_interpreter() -> None:
         call(inputs_of())
     with pytest.raises(UsageError, match=r"resolve_paged_decode got tensors on 'cpu'"):
         resolve(inputs_of())
+
+
+@pytest.mark.parametrize("is_dense", [False, True], ids=["csr", "dense"])
+def test_a_launcher_is_built_for_the_fullest_table_without_allocating_it(
+    monkeypatch: pytest.MonkeyPatch, is_dense: bool
+) -> None:
+    module = import_module("tilescout.ops.decode_launch")
+    seen: list[torch.Tensor] = []
+    fake = SimpleNamespace(build=lambda problem, config, inputs: seen.append(inputs.kv_indices))
+    monkeypatch.setattr(module, "template", lambda *_: fake)
+    bucket = replace(PROBLEM, kv_len=1 << 20)
+    found = SimpleNamespace(op="paged_decode", template="fake", problem=bucket, config=None)
+    module._build(found, inputs_of(is_dense=is_dense))
+    (table,) = seen
+    pages = (1 << 20) // PROBLEM.page_size
+    assert table.shape == ((PROBLEM.batch, pages) if is_dense else (PROBLEM.batch * pages,))
+    assert table.untyped_storage().nbytes() == table.element_size()
 
 
 @pytest.mark.parametrize("is_dense", [False, True], ids=["csr", "dense"])
