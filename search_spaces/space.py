@@ -20,6 +20,8 @@ MAX_ENUMERATED = 200_000
 """Valid configs that a space holds as a list; above, it is sampled."""
 _MAX_PRODUCT = 1_000_000
 """Configs before constraints that are looked through for the valid ones; about ten seconds."""
+_NUM_WEIGHTED = 20_000
+"""Configs that stand for a product that is too large to look through."""
 _MAX_REJECTIONS = 2_000
 _WALK_STEPS = 30
 
@@ -169,14 +171,31 @@ class SearchSpace:
         return self.product_size() if self._valid is None else len(self._valid)
 
     def refusals(self) -> dict[str, int]:
-        """How many configs of the product each constraint is the first to refuse."""
-        counts = {constraint.name: 0 for constraint in self.constraints}
-        for config in self._product():
+        """How many configs of the product each constraint is the first to refuse.
+
+        Of a product that is too large to look through, what a fixed sample says.
+        """
+        counts = {constraint.name: 0.0 for constraint in self.constraints}
+        for config, weight in self._weighted_product():
             for constraint in self.constraints:
                 if constraint.check(config) is not None:
-                    counts[constraint.name] += 1
+                    counts[constraint.name] += weight
                     break
-        return counts
+        return {name: round(count) for name, count in counts.items()}
+
+    def _weighted_product(self) -> Iterator[tuple[Config, float]]:
+        """The product, or a sample of it, with how many configs each stands for."""
+        if self.product_size() <= _MAX_PRODUCT:
+            yield from ((config, 1.0) for config in self._product())
+            return
+        rng = random.Random(0)
+        boxes = list(self._boxes())
+        num_draws = -(-_NUM_WEIGHTED // len(boxes))
+        for names, options in boxes:
+            weight = math.prod(map(len, options)) / num_draws
+            for _ in range(num_draws):
+                values = tuple(rng.choice(values) for values in options)
+                yield Config(self.template, tuple(zip(names, values, strict=True))), weight
 
     def sample(self, rng: random.Random) -> Config:
         """A valid config: uniformly at random where they are enumerated, else by rejection.

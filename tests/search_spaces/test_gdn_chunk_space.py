@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from dataclasses import replace
 
 import pytest
+from tilescout.kernels.base import Config
 from tilescout.kernels.gdn_chunk_fwd import GdnChunkProblem
 from tilescout.kernels.registry import template
 from tilescout.search_spaces.gdn_chunk_fwd import triton_space
@@ -45,6 +47,22 @@ def test_what_cannot_work_is_refused(h200) -> None:
         chunk=128, scan_num_stages=4, intra_num_warps=8, output_num_warps=8
     )
     assert "scan: " in space.check(deep)
+
+
+def test_refusals_of_a_product_that_nobody_can_look_through_are_a_sample(h200) -> None:
+    space = triton_space(PROBLEM, h200)
+    assert space.product_size() > 10**12
+    counts = space.refusals()
+    assert all(count > 0 for count in counts.values())
+    rng = random.Random(2)
+    boxes = list(space._boxes())
+    sizes = [math.prod(map(len, options)) for _, options in boxes]
+    draws = [
+        Config.of("triton", {n: rng.choice(o) for n, o in zip(*box, strict=True)})
+        for box in rng.choices(boxes, sizes, k=4000)
+    ]
+    share = sum(space.check(config) is not None for config in draws) / len(draws)
+    assert abs(sum(counts.values()) / space.product_size() - share) < 0.05
 
 
 def test_parameters_of_parts_belong_to_parts_that_the_algorithm_has(h200) -> None:
