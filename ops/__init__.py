@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..kernels.paged_decode.inputs import Rope
 from . import flashinfer, gdn
 from .attention_states import merge_state, merge_states
+from .debug_checks import debugging
 from .fp4_attention import fp4_attention, sageattn3_blackwell
 from .mla_decode import mla_decode
 from .page_table import PageTable
@@ -14,6 +15,7 @@ from .shared_prefix_decode import shared_prefix_decode
 __all__ = [
     "PageTable",
     "Rope",
+    "debugging",
     "flashinfer",
     "fp4_attention",
     "gdn",
