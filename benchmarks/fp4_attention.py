@@ -30,7 +30,7 @@ from tilescout.search_spaces.registry import joint_space
 from tilescout.tuner.timers import Call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-MODES = {
+MODES: dict[str, dict[str, Any]] = {
     "nvfp4": {"mode": "nvfp4"},
     "direct": {"mode": "direct"},
     "direct floor": {"mode": "direct", "p_scale": "floor"},

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import torch
 
-from ..errors import UsageError
+from ..errors import UnsupportedError, UsageError
 from ..kernels.base import Launcher
 from ..kernels.fp4_attention import (
     Fp4AttentionFwdInputs,
@@ -66,7 +66,7 @@ def launch(
 
     Raises:
         UsageError: a CUDA graph is being captured and nothing was built yet.
-        UnsupportedError: no template serves the problem on this GPU.
+        UnsupportedError: no template serves the problem on this GPU, or not these tensors.
         StoreError: a database cannot be read.
     """
     out, device = outputs.out, inputs.device
@@ -82,6 +82,9 @@ def launch(
         **choices,
     )
     result = current_snapshot().lookup(problem, device_spec(device, function))
+    reason = template(problem.op, result.template).supports_tensors(problem, inputs, outputs)
+    if reason is not None:
+        raise UnsupportedError(f"{function} with template {result.template!r}: {reason}")
     key = (
         *(result.config, problem, device.index, outputs.lse is not None),
         *(out.stride(), out.data_ptr() % 16),

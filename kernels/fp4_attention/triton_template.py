@@ -65,14 +65,20 @@ class _Fp4AttentionTriton(KernelTemplate):
     ) -> str | None:
         """None, or why these tensors cannot be served: operands must be contiguous and plain."""
         named = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
+        tensors = {"delta": inputs.delta, "lse": outputs.lse if outputs is not None else None}
         for name, operand in named.items():
             layout = getattr(operand, "scale_layout", "plain")
             if layout != "plain":
                 return f"scales of {name} are {layout}: only plain ones are read"
-            for part in ("codes", "scales"):
-                tensor = getattr(operand, part, None)
-                if tensor is not None and not tensor.is_contiguous():
-                    return f"{part} of {name} are not contiguous"
+            tensors[f"codes of {name}"] = getattr(operand, "codes", None)
+            tensors[f"scales of {name}"] = getattr(operand, "scales", None)
+        for name, tensor in tensors.items():
+            if tensor is None:
+                continue
+            if not tensor.is_contiguous():
+                return f"{name}: not contiguous"
+            if tensor.data_ptr() % 16:
+                return f"{name}: starts at no multiple of 16 bytes; clone it"
         if outputs is not None and outputs.out.stride(-1) != 1:
             return "the last axis of out is not contiguous"
         return None

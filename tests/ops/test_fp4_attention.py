@@ -174,6 +174,10 @@ def test_what_the_interpreter_gets_wrong_is_refused() -> None:
     quantized = nvfp4_attention_sm120_quantize_qkv(**tensors())
     with pytest.raises(UsageError, match=r"shape of v_fp4_t .*\[1, 1, 64, 128\]"):
         nvfp4_attention_sm120_fwd(*quantized[:2], quantized[2][..., :64], *quantized[3:])
+    moved = torch.zeros(quantized[3].numel() + 1, dtype=torch.uint8)[1:]
+    moved = moved.view(quantized[3].dtype).view(quantized[3].shape)
+    with pytest.raises(UnsupportedError, match="scales of q: starts at no multiple of 16 bytes"):
+        nvfp4_attention_sm120_fwd(*quantized[:3], moved, *quantized[4:])
 
 
 def test_they_are_exported() -> None:
