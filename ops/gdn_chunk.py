@@ -265,8 +265,8 @@ def _capacity(problem: GdnChunkProblem) -> GdnChunkProblem:
     tokens, sequences = problem.num_tokens, problem.num_sequences
     step = max(256, 1 << max(0, tokens.bit_length() - 3))
     tokens = -(-tokens // step) * step
-    sequences = min(tokens, 1 << (sequences - 1).bit_length())
-    return replace(problem, num_tokens=tokens, num_sequences=max(sequences, 1), max_seqlen=tokens)
+    sequences = 1 << (sequences - 1).bit_length()
+    return replace(problem, num_tokens=tokens, num_sequences=sequences, max_seqlen=tokens)
 
 
 _operator = DeltaRuleOperator(chunk_gated_delta_rule, "Tensor? cu_seqlens_cpu=None")

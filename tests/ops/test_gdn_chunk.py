@@ -106,6 +106,18 @@ class TestChunked:
         assert not out.any()
         assert final.shape == (0, 4, 64, 64)
 
+    def test_more_sequences_than_tokens(self, device) -> None:
+        given = tensors(device, batch=1, steps=2, heads=1, v_heads=1)
+        for num_empty in (3, 300):
+            bounds = torch.tensor([0] * num_empty + [1, 2], device=device)
+            out, final = chunk(**given, cu_seqlens=bounds, output_final_state=True)
+            zeros = torch.zeros(1, 1, 64, 64, device=device)
+            last = {name: tensor[:, 1:] for name, tensor in given.items()}
+            expected, state = recurrence(**last, state=zeros, scale=64**-0.5)
+            close(out[:, 1:], expected, 2e-4)
+            close(final[-1], state[0], 2e-4)
+            assert not final[: num_empty - 1].any()
+
     def test_strided_q_is_read_in_place(self, device) -> None:
         given = tensors(device, batch=1, steps=18, heads=4)
         joined = torch.cat([given["q"], given["k"]], dim=2)
