@@ -18,7 +18,7 @@ __all__ = ["DecodeOptions", "LseBase", "Scale", "semantics_of"]
 LseBase = Literal["2", "e"]
 Scale = float | torch.Tensor
 """A number, or fp32 of one element on the device."""
-NO_WINDOW_FROM = 1 << 30
+_NO_WINDOW_FROM = 1 << 30
 """A window of as many tokens is none: no sequence is longer, and positions are 32 bits."""
 
 
@@ -99,7 +99,7 @@ class _Checker:
                 f"window_left={value!r} of {self.function} must be -1 (no window) or the number of "
                 "tokens that are seen before the query's own"
             )
-        return int(value) if value < NO_WINDOW_FROM else -1
+        return int(value) if value < _NO_WINDOW_FROM else -1
 
     def _is_here(self, name: str, tensor: torch.Tensor) -> None:
         if tensor.device != self.q.device:
