@@ -35,7 +35,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(_PUBLIC[name])
     # ``ops`` is itself a module; the other names are attributes of theirs.
-    return module if module.__name__.rpartition(".")[2] == name == "ops" else getattr(module, name)
+    found = module if module.__name__.rpartition(".")[2] == name == "ops" else getattr(module, name)
+    # The next time it is found without this function, which takes longer than a look-up.
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

@@ -36,7 +36,7 @@ def debugging() -> Iterator[None]:
 
 
 def checks_values(device: torch.device) -> bool:
-    """Whether values are to be checked; never in the capture of a CUDA graph, which may not wait."""
+    """Whether values are to be checked; never while a CUDA graph is captured."""
     if not _is_on.get():
         return False
     return device.type != "cuda" or not torch.cuda.is_current_stream_capturing()

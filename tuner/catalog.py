@@ -20,6 +20,7 @@ from ..errors import UnknownNameError, UsageError
 from ..kernels.base import Problem
 from ..kernels.device import DeviceSpec
 from ..kernels.registry import operation
+from .sku_tolerance import MEMORY_TOLERANCE
 from .workload_file import Workload, WorkloadProblem, parse_header, parse_workload
 
 __all__ = [
@@ -36,10 +37,6 @@ __all__ = [
     "workload",
     "workload_names",
 ]
-
-MEMORY_TOLERANCE = 0.05
-"""Two devices whose memory differs by no more may be the same SKU: ECC, carve-outs and vGPU
-reserves take a few per cent, and no two SKUs of one chip are that close."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import DeviceError, UsageError
 from ..kernels.base import Problem
@@ -19,12 +20,13 @@ from ..kernels.device import DeviceSpec
 from . import capture as capture_module
 from .dispatch_policy import current_policy, policy, reread_environment
 from .explain import Explanation, LookupResult
-from .lock_file import read_lock
-from .locked_snapshot import LockedSnapshot
 from .paths import shipped_database_path, user_database_path
 from .snapshot import Snapshot
 from .tiers import Policy, Tier
 from .winner_rows import DatabaseSource, database_file, read_database
+
+if TYPE_CHECKING:
+    from .locked_snapshot import LockedSnapshot
 
 __all__ = [
     "Explanation",
@@ -165,7 +167,7 @@ def use_lock(path: str | Path | None, *, allow_other_toolchain: bool = False) ->
     """
     chosen = None
     if path is not None:
-        chosen = LockedSnapshot(read_lock(path), allow_other_toolchain=allow_other_toolchain)
+        chosen = _locked(path, allow_other_toolchain=allow_other_toolchain)
     put_in_force(chosen)
     return chosen.lock.lock_id if chosen else None
 
@@ -180,6 +182,14 @@ def put_in_force(snapshot: LockedSnapshot | None) -> None:
             _snapshots[()] = Snapshot([read_database(s) for s in _sources(())])
 
 
+def _locked(path: str | Path, *, allow_other_toolchain: bool = False) -> LockedSnapshot:
+    # Few processes have a lock; the others need not load what reads one.
+    from .lock_file import read_lock
+    from .locked_snapshot import LockedSnapshot
+
+    return LockedSnapshot(read_lock(path), allow_other_toolchain=allow_other_toolchain)
+
+
 def _read(databases: Sequence[str | Path]) -> Snapshot:
     counted_in = os.environ.get(CAPTURE_VARIABLE, "").strip()
     if counted_in and capture_module.recorder is None:
@@ -187,7 +197,7 @@ def _read(databases: Sequence[str | Path]) -> Snapshot:
     in_force = _chosen_lock
     named = os.environ.get(LOCK_VARIABLE, "").strip()
     if in_force is None and named:
-        in_force = LockedSnapshot(read_lock(named))
+        in_force = _locked(named)
     if in_force is None:
         return Snapshot([read_database(source) for source in _sources(databases)])
     if databases:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from ..errors import DeviceError, StoreError
 from ..kernels.base import Problem
 from ..kernels.device import DeviceSpec
-from .catalog import MEMORY_TOLERANCE
 from .explain import LookupResult
 from .lock_file import LockedWinner, LockFile
 from .records import MeasurementPolicy, Provenance, Toolchain
+from .sku_tolerance import MEMORY_TOLERANCE
 from .snapshot import Snapshot, current_toolchain
 from .tiers import Query, Tier, TierStep
 from .winner_rows import DatabaseRead, DatabaseSource

@@ -15,8 +15,8 @@ from ..kernels.base import Problem
 from ..kernels.device import DeviceSpec
 from ..kernels.registry import template
 from ..search_spaces.space import JointSpace
-from .catalog import MEMORY_TOLERANCE
 from .records import Provenance, Toolchain
+from .sku_tolerance import MEMORY_TOLERANCE
 from .winner_rows import Winner
 
 __all__ = [
