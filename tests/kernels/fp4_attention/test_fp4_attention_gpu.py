@@ -40,7 +40,7 @@ def test_configs_match_the_reference_and_repeat(shape: dict, mode: str) -> None:
         space = joint_space(problem, current_device())
         inputs = ref.make_validation_inputs(problem, device="cuda", seed=1)
         (only,) = space.spaces
-        for config in (only.default, *only.valid_seeds()[:3], only.sample(rng)):
+        for config in (only.default, only.valid_seeds()[-1], only.sample(rng)):
             first = run(problem, inputs, config)
             comparison = ref.compare(problem, inputs, first)
             assert comparison.reason is None, config
