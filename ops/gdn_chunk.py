@@ -134,6 +134,8 @@ def chunk_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
                 _FUNCTION, "device of initial_state", str(initial_state.device), str(q.device)
             )
         initial_state = initial_state.float().contiguous()
+        if initial_state.data_ptr() % 16:
+            initial_state = initial_state.clone()  # states are read 16 bytes at a time
     gates = gate_inputs(
         *(_FUNCTION, v), g=g, beta=beta, a_log=A_log, dt_bias=dt_bias, is_fused=use_gate_in_kernel
     )

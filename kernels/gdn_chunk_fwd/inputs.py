@@ -42,7 +42,8 @@ class GdnChunkInputs:
     scale: float
     """Factor of q."""
     initial_state: torch.Tensor | None
-    """fp32 ``[sequences, num_v_heads, K, V]`` or ``[..., V, K]``, contiguous; None: zeros."""
+    """fp32 ``[sequences, num_v_heads, K, V]`` or ``[..., V, K]``, contiguous, at a multiple of 16
+    bytes; None: zeros."""
     cu_seqlens: torch.Tensor | None
     """int32 or int64 ``[sequences + 1]``: bounds of packed sequences; None: a dense batch."""
     a_log: torch.Tensor | None = None

@@ -126,6 +126,14 @@ class TestChunked:
         out, _ = chunk(**{**given, "q": q, "k": k})
         assert torch.equal(out, chunk(**given)[0])
 
+    def test_states_at_odd_addresses_are_served(self, device) -> None:
+        given = tensors(device, batch=1, steps=3)
+        buffer = torch.randn(1 + 4 * 64 * 64, generator=torch.Generator().manual_seed(3))
+        state = buffer.to(device)[1:].view(1, 4, 64, 64)
+        assert state.data_ptr() % 16
+        out, _ = chunk(**given, initial_state=state)
+        close(out, recurrence(**given, state=state, scale=64**-0.5)[0], 2e-4)
+
     def test_calls_of_similar_length_share_a_launcher(self, device) -> None:
         for steps in (200, 190, 201, 256):
             given = tensors(device, batch=1, steps=steps, heads=1, v_heads=1)
