@@ -99,6 +99,8 @@ def decode_calls(batch: int, kv_len: int) -> Contenders:
     inputs = make_inputs(problem, device="cuda", seed=0)
     out = torch.empty_like(inputs.q)
     cache = (inputs.k_cache, inputs.v_cache)
+    assert inputs.kv_indptr is not None
+    assert inputs.kv_last_page_len is not None
     table = (inputs.kv_indptr, inputs.kv_indices, inputs.kv_last_page_len)
     wrapper = BatchDecodeWithPagedKVCacheWrapper(torch.empty(1, device="cuda"))
     wrapper.plan(*table, 32, 8, 128, 16, q_data_type="bfloat16")

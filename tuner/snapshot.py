@@ -22,6 +22,7 @@ from ..kernels.registry import operation, operation_names
 from ..search_spaces.registry import joint_space
 from ..search_spaces.space import JointSpace
 from . import capture
+from .dispatch_policy import current_policy
 from .explain import Explanation, LookupResult
 from .records import MeasurementPolicy, Provenance, Toolchain
 from .tiers import (
@@ -111,7 +112,7 @@ class Snapshot:
         problem: Problem,
         device: DeviceSpec,
         *,
-        policy: Policy = "nearest",
+        policy: Policy | None = None,
         allow_other_toolchain: bool = False,
         measurement: MeasurementPolicy | None = None,
         without: Collection[str] = frozenset(),
@@ -124,7 +125,7 @@ class Snapshot:
             problem: What will run.
             device: Where it will run.
             policy: ``nearest`` walks the tiers; ``strict`` takes only a winner that was measured
-                for this very problem on this SKU with these versions.
+                for this very problem on this SKU with these versions; None: ``current_policy``.
             allow_other_toolchain: Lets ``strict`` take a winner found with other versions.
             measurement: How the winner must have been measured; None: the default policy.
             without: Templates that cannot serve the tensors at hand.
@@ -150,13 +151,14 @@ class Snapshot:
         problem: Problem,
         device: DeviceSpec,
         *,
-        policy: Policy = "nearest",
+        policy: Policy | None = None,
         allow_other_toolchain: bool = False,
         measurement: MeasurementPolicy | None = None,
         without: Collection[str] = frozenset(),
     ) -> LookupResult:
         """What ``lookup`` gives, for callers that keep the answer and count its uses themselves."""
         # Hashing a problem takes longer than the rest of a look-up: the same object is recognised.
+        policy = policy or current_policy()
         hot_key = (id(problem), id(device), policy, allow_other_toolchain)
         is_plain = measurement is None and not without
         if is_plain:

@@ -82,3 +82,11 @@ def test_a_block_ends_with_an_error_too() -> None:
     with pytest.raises(RuntimeError), tilescout.policy("strict"):
         raise RuntimeError
     assert current_policy() == "nearest"
+
+
+def test_a_block_holds_for_the_look_ups_of_operations_too(h200: DeviceSpec) -> None:
+    snapshot, problem = dispatch.current_snapshot(), ToyProblem(64)
+    assert snapshot.lookup(problem, h200).tier == "default"
+    with tilescout.policy("strict"), pytest.raises(NoWinnerError):
+        snapshot.lookup(problem, h200)
+    assert snapshot.lookup(problem, h200).tier == "default"

@@ -114,7 +114,6 @@ def test_processes_start_from_one_file_that_is_being_written(
         "heavy = {'optuna', 'sqlalchemy', 'pandas', 'torch'} & set(sys.modules)\n"
         "print(found.tier, found.config['block_n'], *heavy)\n"
     )
-    before = sorted(path.parent.glob("a.db*"))
     command = [sys.executable, str(script), str(path)]
     running = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -125,7 +124,6 @@ def test_processes_start_from_one_file_that_is_being_written(
     outputs = [process.communicate(timeout=200) for process in running]
     assert [process.returncode for process in running] == [0] * NUM_PROCESSES, outputs
     assert {out.strip() for out, _ in outputs} == {"exact 64"}
-    assert sorted(path.parent.glob("a.db*")) == before
 
 
 @pytest.fixture(scope="module")
