@@ -155,12 +155,14 @@ def _compete(rivals: Sequence[Rival], context: SearchContext, deadline: float | 
     """Searches all rivals, then round after round the better half of them."""
     left = context.num_trials - _num_kept_back(len(rivals))
     allotment = TimeAllotment(deadline, context.num_trials, context.clock)
-    for rival in rivals:
+    for i, rival in enumerate(rivals):
+        if i and allotment.is_over:
+            break
         rival.begin()
         allotment.until(1)
     alive = [rival for rival in rivals if rival.is_alive]
     searched = [rival for rival in alive if rival.room]
-    while searched and left > 0:
+    while searched and left > 0 and not allotment.is_over:
         share = left // num_rounds(len(searched))
         quotas = divide(share, [1.0] * len(searched), [rival.room for rival in searched])
         left -= sum(quotas)
@@ -169,8 +171,9 @@ def _compete(rivals: Sequence[Rival], context: SearchContext, deadline: float | 
         # One that has been tried in full stands as it is and takes nobody's place.
         searched = _fastest(rival for rival in searched if rival.room)
         searched = searched[: _half(len(searched))] or _fastest(r for r in alive if r.room)[:1]
-    for rival in _fastest(alive)[:1]:
-        rival.combine(_NUM_COMBINED)
+    if not allotment.is_over:
+        for rival in _fastest(alive)[:1]:
+            rival.combine(_NUM_COMBINED)
 
 
 def _fastest(rivals: Iterable[Rival]) -> list[Rival]:

@@ -343,6 +343,22 @@ def test_a_deadline_stops_the_parts_but_the_best_is_still_measured(store, h200, 
     assert winner.trial.evaluation.config["algorithm"] == "split"
 
 
+def test_after_the_deadline_no_other_algorithm_begins(store, h200, space):
+    now = [0.0]
+
+    class Slow(Evaluations):
+        def before(self, config, scope):
+            super().before(config, scope)
+            now[0] += 1.0
+
+    evaluations = Slow()
+    winner = search_parts(
+        store, h200, evaluations, num_trials=200, deadline=0.5, clock=lambda: now[0]
+    )
+    assert evaluations.seen == [("", space.default)]
+    assert winner.trial.evaluation.config == space.default
+
+
 def test_a_part_stops_where_gain_is_unlikely(store, h200):
     patient, hasty = Evaluations(), Evaluations()
     with Store.open(":memory:") as other:
