@@ -80,9 +80,15 @@ def _moved(evaluation: Evaluation, rng: random.Random) -> Evaluation:
     if timing is None:
         return evaluation
     factor = rng.uniform(1.0, 1.3)
-    names = ("median_us", "p10_us", "p90_us", "ci_low_us", "ci_high_us")
-    values = [factor * getattr(timing, name) for name in names]
-    return replace(evaluation, timing=Timing(*values, num_samples=timing.num_samples))
+    moved = Timing(
+        median_us=factor * timing.median_us,
+        p10_us=factor * timing.p10_us,
+        p90_us=factor * timing.p90_us,
+        ci_low_us=factor * timing.ci_low_us,
+        ci_high_us=factor * timing.ci_high_us,
+        num_samples=timing.num_samples,
+    )
+    return replace(evaluation, timing=moved)
 
 
 if __name__ == "__main__":
