@@ -96,7 +96,7 @@ USAGE = {
     "empty --db of report": (("report", "--out", "r", "--db", ""), r"--db '' names no database"),
     "empty --db of export": (("export", "--db", ""), r"--db '' names no database"),
     "empty --db of import": (("import", "x.json", "--db", ""), r"--db '' names no database"),
-    "report without --out": (("report",), r"Missing option '--out'"),
+    "report without --out": (("report",), r"report needs --out DIR"),
     "import of nothing": (("import", "none.json"), r"cannot read 'none\.json': No such file"),
     "a server for look-ups": (
         ("lookup", *TOY, "--db", "postgresql://host/db"),
