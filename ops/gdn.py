@@ -19,7 +19,13 @@ from ..kernels.gdn_decode.problem import STATE_DTYPES, STATE_LAYOUTS
 from ..kernels.registry import template
 from ..tuner.dispatch import LookupResult, current_snapshot
 from .checks import check_index, check_shape, refuse_grad, wrong
-from .gdn_checks import check_tokens, gate_inputs, num_sequences, refuse_arguments
+from .gdn_checks import (
+    check_beta_options,
+    check_tokens,
+    gate_inputs,
+    num_sequences,
+    refuse_arguments,
+)
 from .gdn_chunk import chunk_gated_delta_rule
 from .gdn_library import DeltaRuleOperator, StepOperator
 from .launchers import LauncherCache
@@ -108,11 +114,11 @@ def fused_recurrent_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
         )
     check_tokens(_RECURRENT, q, k, v)
     refuse_grad(_RECURRENT, q, k, v, g, beta, initial_state, A_log, dt_bias)
-    if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
-        raise UsageError(
-            f"allow_neg_eigval=True of {_RECURRENT} needs use_beta_sigmoid_in_kernel=True: without "
-            "it, pass 2 * beta"
-        )
+    check_beta_options(
+        _RECURRENT,
+        allow_neg_eigval=allow_neg_eigval,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+    )
     batch, num_v_heads = num_sequences(_RECURRENT, q, cu_seqlens), v.shape[2]
     dims = (q.shape[3], v.shape[3])
     state_shape = (batch, num_v_heads, *(dims[::-1] if state_v_first else dims))

@@ -9,7 +9,13 @@ from ..kernels.gdn_decode.problem import DTYPE_BYTES
 from .checks import check_index, check_shape, wrong
 from .on_device import dtype_name
 
-__all__ = ["check_tokens", "gate_inputs", "num_sequences", "refuse_arguments"]
+__all__ = [
+    "check_beta_options",
+    "check_tokens",
+    "gate_inputs",
+    "num_sequences",
+    "refuse_arguments",
+]
 
 
 def refuse_arguments(function: str, **arguments: object) -> None:
@@ -49,6 +55,17 @@ def _is_token_major(tensor: torch.Tensor) -> bool:
     batch, num_steps = tensor.shape[:2]
     spans = batch <= 1 or num_steps == 0 or tensor.stride(0) == num_steps * tensor.stride(1)
     return tensor.stride(-1) == 1 and spans
+
+
+def check_beta_options(
+    function: str, *, allow_neg_eigval: bool, use_beta_sigmoid_in_kernel: bool
+) -> None:
+    """Refuses eigenvalues below 0 where beta is not computed in the kernel, which doubles it."""
+    if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
+        raise UsageError(
+            f"allow_neg_eigval=True of {function} needs use_beta_sigmoid_in_kernel=True: without "
+            "it, pass 2 * beta"
+        )
 
 
 def num_sequences(function: str, q: torch.Tensor, cu_seqlens: torch.Tensor | None) -> int:

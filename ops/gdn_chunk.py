@@ -18,7 +18,13 @@ from ..kernels.registry import template
 from ..tuner.dispatch import LookupResult, current_snapshot
 from ..tuner.tiers import Tier
 from .checks import check_shape, refuse_grad, wrong
-from .gdn_checks import check_tokens, gate_inputs, num_sequences, refuse_arguments
+from .gdn_checks import (
+    check_beta_options,
+    check_tokens,
+    gate_inputs,
+    num_sequences,
+    refuse_arguments,
+)
 from .gdn_library import DeltaRuleOperator
 from .launchers import LauncherCache
 from .library import is_traced
@@ -113,11 +119,11 @@ def chunk_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
         )
     check_tokens(_FUNCTION, q, k, v)
     refuse_grad(_FUNCTION, q, k, v, g, beta, initial_state, A_log, dt_bias)
-    if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
-        raise UsageError(
-            f"allow_neg_eigval=True of {_FUNCTION} needs use_beta_sigmoid_in_kernel=True: without "
-            "it, pass 2 * beta"
-        )
+    check_beta_options(
+        _FUNCTION,
+        allow_neg_eigval=allow_neg_eigval,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+    )
     if not use_gate_in_kernel and (A_log is not None or dt_bias is not None):
         raise UsageError(
             f"A_log and dt_bias of {_FUNCTION} need use_gate_in_kernel=True: without it g is the "
