@@ -6,6 +6,7 @@ rely on. Holds no list of values and knows no particular operation.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import types
@@ -35,9 +36,10 @@ __all__ = [
     "canonical_json",
 ]
 
-type_hints = typing.get_type_hints
+type_hints = functools.cache(typing.get_type_hints)
+"""Resolving them takes longer than checking the values of a problem."""
 ParameterValue = bool | int | str
-Backend = Literal["triton", "tilelang"]
+Backend = Literal["triton", "tilelang", "cute"]
 
 
 def canonical_json(value: object) -> str:
@@ -305,6 +307,11 @@ class KernelTemplate(ABC):
     backend: ClassVar[Backend]
     is_repeatable: ClassVar[bool] = True
     """Two runs on equal inputs give equal bits, for every config."""
+    is_external: ClassVar[bool] = False
+    """Somebody else's kernel: see ``external``. Never predicted, and searched after ours."""
+    is_in_place: ClassVar[bool] = False
+    """It only writes into the memory it reads; other outputs cost a copy before. It is timed on
+    ``Operation.make_in_place``."""
 
     @abstractmethod
     def supports(self, problem: Any, device: DeviceSpec) -> str | None:
@@ -396,3 +403,6 @@ class Operation:
     """``(problem, inputs, outputs) -> Comparison`` against the plain-torch reference."""
     outputs_equal: Callable[[Any, Any], bool]
     """Whether two outputs are equal bit for bit."""
+    make_in_place: Callable[..., Any] | None = None
+    """``(problem, inputs) -> (inputs, outputs)``: a copy of the inputs, and outputs that share the
+    part of it that is updated in place; None for an operation that updates nothing."""

@@ -15,7 +15,11 @@ __all__ = ["from_reference", "lazy_operation"]
 
 
 def lazy_operation(
-    package: str, problem_type: type[Problem], templates: Mapping[str, tuple[str, str]]
+    package: str,
+    problem_type: type[Problem],
+    templates: Mapping[str, tuple[str, str]],
+    *,
+    is_in_place: bool = False,
 ) -> Operation:
     """The operation of a folder of ``kernels/``.
 
@@ -25,6 +29,7 @@ def lazy_operation(
         problem_type: The problem; its ``op`` names the operation.
         templates: Name of each template, its module in the folder and its class; the first one's
             default config serves where nothing was tuned.
+        is_in_place: The operation may update its inputs; ``reference`` has ``make_in_place``.
     """
 
     def load_template(name: str) -> KernelTemplate:
@@ -49,6 +54,7 @@ def lazy_operation(
         make_outputs=call_reference("make_outputs"),
         compare=call_reference("compare"),
         outputs_equal=call_reference("outputs_equal"),
+        make_in_place=call_reference("make_in_place") if is_in_place else None,
     )
 
 

@@ -59,8 +59,14 @@ def whole_launches(
     config: Config,
     copies: Sequence[Copy],
 ) -> TimedLaunches:
-    """Launches of the whole operation."""
+    """Launches of the whole operation.
+
+    A template that works in place is timed so, on data of its own; what it leaves there is another
+    problem's answer, so the first copy gets its outputs from one more launch.
+    """
     built = _Built(template, problem, config)
+    if template.is_in_place and operation.make_in_place is not None:
+        return _in_place_launches(operation, built, copies)
     launchers = [built.launcher(copy) for copy in copies[:_MAX_LAUNCHERS]]
     calls: list[Call] = [
         partial(launchers[i % len(launchers)].launch, copy.inputs, copy.outputs)
@@ -69,6 +75,23 @@ def whole_launches(
     first = operation.make_outputs(problem, copies[0].inputs)
     launchers[0].launch(copies[0].inputs, first)
     return TimedLaunches(calls, first, finish=lambda: None)
+
+
+def _in_place_launches(
+    operation: Operation, built: _Built, copies: Sequence[Copy]
+) -> TimedLaunches:
+    assert operation.make_in_place is not None
+    problem, given = built.problem, copies[0]
+    shared = [Copy(*operation.make_in_place(problem, copy.inputs)) for copy in copies]
+    launchers = [built.launcher(copy) for copy in shared[:_MAX_LAUNCHERS]]
+    calls: list[Call] = [
+        partial(launchers[i % len(launchers)].launch, copy.inputs, copy.outputs)
+        for i, copy in enumerate(shared)
+    ]
+    first = operation.make_outputs(problem, given.inputs)
+    launchers[0].launch(given.inputs, first)
+    finish = partial(launchers[0].launch, given.inputs, given.outputs)
+    return TimedLaunches(calls, first, finish)
 
 
 def part_launches(

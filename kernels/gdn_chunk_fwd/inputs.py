@@ -54,6 +54,8 @@ class GdnChunkInputs:
     """Whether beta is the raw projection b, which goes through a sigmoid."""
     beta_scale: float = 1.0
     """Factor of the sigmoid: 2 allows negative eigenvalues."""
+    cu_seqlens_cpu: torch.Tensor | None = None
+    """``cu_seqlens`` on the CPU, for who plans by it; None: only the device knows."""
 
     @property
     def num_sequences(self) -> int:
@@ -120,6 +122,7 @@ def pack(
         a_log=normal(problem.num_v_heads) if is_fused else None,
         dt_bias=normal(problem.num_v_heads) if is_fused else None,
         has_beta_sigmoid=is_fused,
+        cu_seqlens_cpu=bounds,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own spelling)
@@ -16,6 +16,7 @@ __all__ = [
     "GdnDecodeOutputs",
     "compare",
     "gates",
+    "make_in_place",
     "make_inputs",
     "make_outputs",
     "make_validation_inputs",
@@ -214,6 +215,16 @@ def make_outputs(problem: GdnDecodeProblem, inputs: GdnDecodeInputs) -> GdnDecod
     del problem
     state = None if inputs.state is None else torch.full_like(inputs.state, math.nan)
     return GdnDecodeOutputs(torch.full_like(inputs.v, math.nan), state)
+
+
+def make_in_place(
+    problem: GdnDecodeProblem, inputs: GdnDecodeInputs
+) -> tuple[GdnDecodeInputs, GdnDecodeOutputs]:
+    """Inputs with a state of their own, and outputs that update it."""
+    del problem
+    state = None if inputs.state is None else inputs.state.clone()
+    outputs = GdnDecodeOutputs(torch.full_like(inputs.v, math.nan), state)
+    return replace(inputs, state=state), outputs
 
 
 def compare(
