@@ -10,6 +10,7 @@ from ..kernels.device import DeviceSpec
 from ..kernels.gdn_chunk_fwd import GdnChunkProblem
 from ..kernels.gdn_chunk_fwd.problem import DTYPE_BYTES
 from .constraints import TILE_REGISTERS, fits_shared_memory
+from .external import external_spaces
 from .parameters import ActiveWhen, Parameter, categorical, ordered
 from .space import Constraint, SearchSpace
 
@@ -247,4 +248,4 @@ def _fits_smem(problem: GdnChunkProblem, device: DeviceSpec, config: Config) -> 
     return None
 
 
-SPACES = {"triton": triton_space}
+SPACES = {"triton": triton_space, **external_spaces("flash_qla", "fla", "flashinfer")}

@@ -1,4 +1,4 @@
-"""Chunked gated-delta-net forward: problem, reference, template; most of it loaded on use."""
+"""Chunked gated-delta-net forward: problem, reference, templates; most of it loaded on use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ if TYPE_CHECKING:
 __all__ = ["OPERATION", "GdnChunkInputs", "GdnChunkOutputs", "GdnChunkProblem"]
 
 OPERATION = lazy_operation(
-    __name__, GdnChunkProblem, {"triton": ("triton_template", "GdnChunkTriton")}
+    __name__,
+    GdnChunkProblem,
+    {
+        "triton": ("triton_template", "GdnChunkTriton"),
+        # Of those with a backward the first that is installed serves what autograd records.
+        "flash_qla": ("external_template", "GdnChunkFlashQla"),
+        "fla": ("external_template", "GdnChunkFla"),
+        "flashinfer": ("external_template", "GdnChunkFlashInfer"),
+    },
 )
 
 
