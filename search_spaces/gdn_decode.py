@@ -6,6 +6,7 @@ from ..kernels.base import Config
 from ..kernels.device import DeviceSpec
 from ..kernels.gdn_decode import GdnDecodeProblem
 from .constraints import TILE_REGISTERS
+from .external import external_spaces
 from .parameters import categorical, ordered, powers_of_two
 from .space import Constraint, SearchSpace
 
@@ -50,4 +51,4 @@ def _state_fits(problem: GdnDecodeProblem, config: Config) -> str | None:
     return None
 
 
-SPACES = {"triton": triton_space}
+SPACES = {"triton": triton_space, **external_spaces("fla", "flashinfer")}

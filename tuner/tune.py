@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UnsupportedError, UsageError
+from ..kernels.base import Config
 from ..kernels.registry import template
 from ..search_spaces.parts import PartScope
 from ..search_spaces.registry import joint_space
@@ -21,6 +22,7 @@ from .catalog import Budget, Workload, WorkloadProblem
 from .compile_pool import CompilePool, default_num_workers
 from .evaluators.base import Evaluator
 from .evaluators.predict import PredictEvaluator
+from .external import contest_space, own_templates, run_timeout_s, space_of_libraries
 from .gpu_worker import GpuWorker
 from .paths import user_database_path
 from .prediction.roofline import share_of_roofline
@@ -126,12 +128,33 @@ class _Job:
     templates: tuple[str, ...] | None
 
     def space(self) -> JointSpace:
-        """What is searched.
+        """What is searched: our templates, or libraries where none of ours takes part.
 
         Raises:
             UnsupportedError: no template serves the problem.
         """
-        return joint_space(self.entry.problem, self.target.device, self.templates)
+        problem, device = self.entry.problem, self.target.device
+        own = own_templates(problem.op, self.templates)
+        if own == ():
+            return space_of_libraries(problem, device, self.templates, is_measured=self.is_measured)
+        try:
+            return joint_space(problem, device, own)
+        except UnsupportedError:
+            contest = self.contest(None)
+            if contest is None:
+                raise
+            return contest
+
+    def contest(self, ours: Config | None) -> JointSpace | None:
+        """Our winner against the libraries that are installed; None where there is none."""
+        if not self.is_measured:
+            return None
+        return contest_space(self.entry.problem, self.target.device, self.templates, ours)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether a GPU runs what is searched."""
+        return self.target.provenance is Provenance.MEASURED
 
     def row(self, reason: str = "") -> TuneRow:
         """A row without a result."""
@@ -206,13 +229,27 @@ class _Run:
         return now + max(0.0, self._end - now) / num_left
 
     def _one(self, job: _Job, space: JointSpace, deadline: float | None) -> TuneRow:
+        winner, trials = self._search(job, space, deadline)
+        if own_templates(job.entry.problem.op, [s.template for s in space.spaces]) == ():
+            return _row(job, space, winner, trials)
+        ours = None if winner is None else winner.trial.evaluation.config
+        contest = job.contest(ours)
+        if contest is not None:
+            best, more = self._search(job, contest, deadline)
+            winner, trials = best or winner, trials + more
+        return _row(job, space, winner, trials)
+
+    def _search(
+        self, job: _Job, space: JointSpace, deadline: float | None
+    ) -> tuple[WinnerRecord | None, list[TrialRecord]]:
+        """The winner of one study and its trials, those of its parts included."""
         entry, target = job.entry, job.target
         study = self._store.study(_study_key(job, space), seed=self._seed)
         total = expected_trials(space, self._limits.num_trials)
         self._listener.study_started(entry.label, target.device.sku, entry.problem, total)
         winner = run_search(
             space=space,
-            evaluators=partial(self._evaluator, job),
+            evaluators=partial(self._evaluator, job, space),
             store=self._store,
             study=study,
             num_trials=self._limits.num_trials,
@@ -223,13 +260,13 @@ class _Run:
             gain=self._gain,
         )
         self._listener.study_ended(winner)
-        trials = self._store.trials(study.study_id)
+        trials = list(self._store.trials(study.study_id))
         for part in self._store.part_studies(study):
             trials += self._store.trials(part.study_id)
-        return _row(job, space, winner, trials)
+        return winner, trials
 
     def _evaluator(
-        self, job: _Job, study: StudyRecord, scope: PartScope | None = None
+        self, job: _Job, space: JointSpace, study: StudyRecord, scope: PartScope | None = None
     ) -> Evaluator:
         problem, device = job.entry.problem, job.target.device
         if job.target.provenance is Provenance.PREDICTED:
@@ -256,6 +293,7 @@ class _Run:
             policy,
             compilers=compilers,
             gpu=gpu,
+            run_timeout_s=run_timeout_s(problem.op, space),
             best_us=min(times, default=None),
             seed=self._seed,
             scope=scope,

@@ -13,7 +13,14 @@ if TYPE_CHECKING:
 __all__ = ["OPERATION", "GdnDecodeInputs", "GdnDecodeOutputs", "GdnDecodeProblem"]
 
 OPERATION = lazy_operation(
-    __name__, GdnDecodeProblem, {"triton": ("triton_template", "GdnDecodeTriton")}
+    __name__,
+    GdnDecodeProblem,
+    {
+        "triton": ("triton_template", "GdnDecodeTriton"),
+        "fla": ("external_template", "GdnDecodeFla"),
+        "flashinfer": ("external_template", "GdnDecodeFlashInfer"),
+    },
+    is_in_place=True,
 )
 
 
