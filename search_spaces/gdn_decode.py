@@ -7,6 +7,7 @@ from ..kernels.device import DeviceSpec
 from ..kernels.gdn_decode import GdnDecodeProblem
 from .constraints import TILE_REGISTERS
 from .external import external_spaces
+from .gdn_decode_tilelang import tilelang_space
 from .parameters import categorical, ordered, powers_of_two
 from .space import Constraint, SearchSpace
 
@@ -51,4 +52,8 @@ def _state_fits(problem: GdnDecodeProblem, config: Config) -> str | None:
     return None
 
 
-SPACES = {"triton": triton_space, **external_spaces("fla", "flashinfer")}
+SPACES = {
+    "triton": triton_space,
+    "tilelang": tilelang_space,
+    **external_spaces("fla", "flashinfer"),
+}

@@ -1,4 +1,4 @@
-"""Gated-delta-net decode: problem, reference, template; all but the problem loaded on use."""
+"""Gated-delta-net decode: problem, reference, templates; all but the problem loaded on use."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ OPERATION = lazy_operation(
     GdnDecodeProblem,
     {
         "triton": ("triton_template", "GdnDecodeTriton"),
+        "tilelang": ("tilelang_template", "GdnDecodeTileLang"),
         "fla": ("external_template", "GdnDecodeFla"),
         "flashinfer": ("external_template", "GdnDecodeFlashInfer"),
     },

@@ -1,0 +1,325 @@
+// What TileLang's generated CUDA takes from CUDA and from TileLang's templates, for the host, values
+// and all: the threads of a block are coroutines that take turns at barriers, shuffles and waits.
+// Asynchronous copies happen as late as they may: cp.async and TMA at the wait for them, stores by
+// TMA at the wait that frees their source. Shared memory starts as NaN.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <ucontext.h>
+#include <vector>
+
+using std::max;
+using std::min;
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __shared__ static
+#define __align__(n) __attribute__((aligned(n)))
+#define __launch_bounds__(...)
+#define CUDART_INF_F INFINITY
+#define TL_DEVICE inline
+
+typedef unsigned char uchar;
+typedef unsigned int uint;
+struct Index3 { int x, y, z; };
+inline Index3 threadIdx, blockIdx;
+inline unsigned char *shared_memory;
+
+// The scheduler: thread 0 is the one that runs when nothing else does.
+inline ucontext_t scheduler;
+inline std::vector<ucontext_t> contexts;
+inline int num_threads, current;
+inline long num_idle_turns;
+
+inline void yield() { swapcontext(&contexts[current], &scheduler); }
+
+// What went wrong; the launch ends with it.
+inline const char *failure;
+inline void fail(const char *reason) {
+  failure = reason;
+  yield();
+}
+
+template <class Done> void wait_until(Done done) {
+  while (!done()) {
+    ++num_idle_turns;
+    yield();
+  }
+  num_idle_turns = 0;
+}
+
+struct Meeting {
+  int arrived = 0;
+  long generation = 0;
+};
+inline std::map<int, Meeting> meetings;
+// Threads of one meeting: `id` names it, `count` of them come.
+inline void meet(int id, int count) {
+  Meeting &meeting = meetings[id];
+  long generation = meeting.generation;
+  if (++meeting.arrived == count) {
+    meeting.arrived = 0;
+    ++meeting.generation;
+    return;
+  }
+  wait_until([&] { return meeting.generation != generation; });
+}
+inline void __syncthreads() { meet(0, num_threads); }
+inline int warp_meeting() { return 1000 + threadIdx.x / 32; }
+inline void __syncwarp(unsigned = 0) { meet(warp_meeting(), 32); }
+
+// Values of a warp's lanes, exchanged by all of them at once.
+inline std::vector<std::vector<unsigned char>> exchanged;
+template <class T> std::vector<T> all_of_warp(const T &mine) {
+  std::vector<unsigned char> &own = exchanged[threadIdx.x];
+  own.assign(reinterpret_cast<const unsigned char *>(&mine),
+             reinterpret_cast<const unsigned char *>(&mine) + sizeof(T));
+  __syncwarp();
+  std::vector<T> all(32);
+  for (int lane = 0; lane < 32; ++lane)
+    memcpy(&all[lane], exchanged[threadIdx.x / 32 * 32 + lane].data(), sizeof(T));
+  __syncwarp();
+  return all;
+}
+template <class T> T __shfl_xor_sync(unsigned, T value, int delta, int = 32) {
+  return all_of_warp(value)[threadIdx.x % 32 ^ delta];
+}
+
+struct float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct int2 { int x, y; };
+struct int4 { int x, y, z, w; };
+inline float2 make_float2(float a, float b) { return {a, b}; }
+inline float4 make_float4(float a, float b, float c, float d) { return {a, b, c, d}; }
+inline uint2 make_uint2(unsigned a, unsigned b) { return {a, b}; }
+inline uint4 make_uint4(unsigned a, unsigned b, unsigned c, unsigned d) { return {a, b, c, d}; }
+
+struct bfloat16_t {
+  uint16_t bits;
+  bfloat16_t() = default;
+  explicit bfloat16_t(float value) {
+    uint32_t x;
+    memcpy(&x, &value, 4);
+    bits = std::isnan(value) ? 0x7fff : (x + 0x7fff + (x >> 16 & 1)) >> 16;
+  }
+  operator float() const {
+    uint32_t x = uint32_t(bits) << 16;
+    float value;
+    memcpy(&value, &x, 4);
+    return value;
+  }
+};
+struct half_t {
+  _Float16 value;
+  half_t() = default;
+  explicit half_t(float x) : value(_Float16(x)) {}
+  operator float() const { return float(value); }
+};
+struct __nv_bfloat162 { bfloat16_t x, y; };
+struct half2 { half_t x, y; };
+typedef half2 __half2;
+inline float2 __bfloat1622float2(__nv_bfloat162 v) { return {v.x, v.y}; }
+inline float2 __half22float2(half2 v) { return {v.x, v.y}; }
+inline __nv_bfloat162 __float22bfloat162_rn(float2 v) { return {bfloat16_t(v.x), bfloat16_t(v.y)}; }
+inline half2 __float22half2_rn(float2 v) { return {half_t(v.x), half_t(v.y)}; }
+template <class T> unsigned packed(T a, T b) {
+  T both[2] = {a, b};
+  unsigned result;
+  memcpy(&result, both, 4);
+  return result;
+}
+inline unsigned __pack_nv_bfloat162(bfloat16_t a, bfloat16_t b) { return packed(a, b); }
+inline unsigned __pack_half2(half_t a, half_t b) { return packed(a, b); }
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+
+struct CUtensorMap {
+  int rank;
+  char *base;
+  int64_t sizes[5], strides[5], box[5];
+  int swizzle; // 0: none; 1, 2, 3: 32, 64, 128 bytes
+  int64_t element_bytes() const { return strides[0]; }
+  int64_t bytes() const {
+    int64_t n = element_bytes();
+    for (int i = 0; i < rank; ++i) n *= box[i];
+    return n;
+  }
+  // What of the box lies inside the tensor, with its place in shared memory.
+  template <class Visit> void visit(const int64_t *at, char *shared, Visit one) const {
+    int64_t index[5] = {};
+    int64_t offset = 0, width = element_bytes();
+    for (;;) {
+      char *source = base;
+      bool is_inside = true;
+      for (int i = 0; i < rank; ++i) {
+        int64_t place = at[i] + index[i];
+        is_inside = is_inside && 0 <= place && place < sizes[i];
+        source += place * strides[i];
+      }
+      uintptr_t target = reinterpret_cast<uintptr_t>(shared) + offset;
+      target ^= (target >> 3) & ((1 << swizzle) - 1) << 4;
+      one(source, reinterpret_cast<char *>(target), width, is_inside);
+      offset += width;
+      int i = 0;
+      while (i < rank && ++index[i] == box[i]) index[i++] = 0;
+      if (i == rank) return;
+    }
+  }
+};
+
+struct BarrierState {
+  int count = 0, pending = 0, phase = 0;
+  int64_t bytes = 0;
+  std::vector<std::function<void()>> copies;
+  void settle() {
+    if (pending || bytes) return;
+    pending = count;
+    phase ^= 1;
+  }
+};
+inline std::map<void *, BarrierState> barriers;
+struct Barrier {
+  uint64_t unused;
+  BarrierState &state() { return barriers[this]; }
+  void init(int count) {
+    state() = BarrierState();
+    state().count = state().pending = count;
+  }
+  void arrive() {
+    if (--state().pending < 0) fail("a barrier has more arrivals than it counts");
+    state().settle();
+  }
+  void expect_transaction(int bytes) { state().bytes += bytes; }
+  void arrive_and_expect_tx(int bytes) {
+    expect_transaction(bytes);
+    arrive();
+  }
+  void wait(int parity) {
+    wait_until([&] {
+      auto copies = std::move(state().copies);
+      state().copies.clear();
+      for (auto &copy : copies) copy();
+      return (state().phase ^ parity) & 1;
+    });
+  }
+};
+
+// Of each thread: groups of copies under way, the oldest first, and the group that is being filled.
+struct Groups {
+  std::deque<std::vector<std::function<void()>>> committed;
+  std::vector<std::function<void()>> open;
+  void commit() {
+    committed.push_back(std::move(open));
+    open.clear();
+  }
+  void wait(size_t left) {
+    for (; committed.size() > left; committed.pop_front())
+      for (auto &copy : committed.front()) copy();
+  }
+};
+inline std::vector<Groups> loads, stores;
+
+namespace tl {
+enum class CacheHintSm90 : uint64_t { EVICT_NORMAL, EVICT_FIRST, EVICT_LAST };
+
+template <int bytes> void cp_async_gs(void *to, const void *from) {
+  if (reinterpret_cast<uintptr_t>(from) % bytes || reinterpret_cast<uintptr_t>(to) % bytes)
+    fail("a misaligned copy");
+  loads[current].open.push_back([=] { memcpy(to, from, bytes); });
+}
+inline void cp_async_commit() { loads[current].commit(); }
+template <int left> void cp_async_wait() { loads[current].wait(left); }
+
+template <int threads> bool tl_shuffle_elect() {
+  return threads ? threadIdx.x % threads == 0 : threadIdx.x == 0;
+}
+template <CacheHintSm90 = CacheHintSm90::EVICT_NORMAL, class... At>
+void tma_load(const CUtensorMap &map, Barrier &barrier, void *to, At... at) {
+  static_assert(sizeof...(At) <= 5);
+  std::vector<int64_t> place{at...};
+  const CUtensorMap *from = &map;
+  BarrierState *state = &barrier.state();
+  state->copies.push_back([=] {
+    from->visit(place.data(), static_cast<char *>(to),
+                [](char *source, char *target, int64_t width, bool is_inside) {
+                  is_inside ? memcpy(target, source, width) : memset(target, 0, width);
+                });
+    state->bytes -= from->bytes();
+    state->settle();
+  });
+}
+template <CacheHintSm90 = CacheHintSm90::EVICT_NORMAL, class... At>
+void tma_store(const CUtensorMap &map, void *from, At... at) {
+  std::vector<int64_t> place{at...};
+  const CUtensorMap *to = &map;
+  stores[current].open.push_back([=] {
+    to->visit(place.data(), static_cast<char *>(from),
+              [](char *target, char *source, int64_t width, bool is_inside) {
+                if (is_inside) memcpy(target, source, width);
+              });
+  });
+}
+inline void tma_store_arrive() { stores[current].commit(); }
+template <int left, bool = true> void tma_store_wait() { stores[current].wait(left); }
+inline void fence_barrier_init() {}
+inline void fence_proxy_async() {}
+inline void prefetch_tma_descriptor(const CUtensorMap &) {}
+template <int> void warpgroup_reg_alloc() {}
+template <int> void warpgroup_reg_dealloc() {}
+} // namespace tl
+
+inline std::function<void()> body;
+inline bool is_done[4096];
+inline void start() {
+  body();
+  stores[current].wait(0);
+  is_done[current] = true;
+  swapcontext(&contexts[current], &scheduler);
+}
+
+// Runs one block. Threads take turns in their order, or from the last to the first.
+inline void run_block(int threads, size_t shared_bytes, bool is_reversed) {
+  constexpr size_t stack_bytes = 128 << 10;
+  static std::vector<char> stacks;
+  stacks.resize(threads * stack_bytes);
+  num_threads = threads;
+  contexts.assign(threads, ucontext_t());
+  loads.assign(threads, Groups());
+  stores.assign(threads, Groups());
+  exchanged.assign(threads, {});
+  meetings.clear();
+  barriers.clear();
+  memset(shared_memory, 0xff, shared_bytes);
+  for (int t = 0; t < threads; ++t) {
+    is_done[t] = false;
+    getcontext(&contexts[t]);
+    contexts[t].uc_stack.ss_sp = stacks.data() + t * stack_bytes;
+    contexts[t].uc_stack.ss_size = stack_bytes;
+    contexts[t].uc_link = &scheduler;
+    makecontext(&contexts[t], start, 0);
+  }
+  num_idle_turns = 0;
+  for (int left = threads; left;) {
+    left = 0;
+    for (int i = 0; i < threads; ++i) {
+      int t = is_reversed ? threads - 1 - i : i;
+      if (is_done[t]) continue;
+      current = t;
+      threadIdx = {t, 0, 0};
+      swapcontext(&scheduler, &contexts[t]);
+      left += !is_done[t];
+      if (num_idle_turns > 1000L * threads) failure = "threads wait for one another";
+      if (failure) return;
+    }
+  }
+}
