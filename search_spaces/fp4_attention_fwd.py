@@ -12,6 +12,7 @@ from ..kernels.base import Config
 from ..kernels.device import DeviceSpec
 from ..kernels.fp4_attention import Fp4AttentionFwdProblem
 from .constraints import TILE_REGISTERS, fits_shared_memory
+from .fp4_attention_fwd_tilelang import tilelang_emulated_space
 from .parameters import Parameter, categorical, ordered
 from .space import Constraint, SearchSpace
 
@@ -149,4 +150,8 @@ def _columns_fit(
     return None
 
 
-SPACES = {"triton_native": native_space, "triton_emulated": emulated_space}
+SPACES = {
+    "triton_native": native_space,
+    "triton_emulated": emulated_space,
+    "tilelang_emulated": tilelang_emulated_space,
+}

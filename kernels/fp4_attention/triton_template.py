@@ -9,6 +9,7 @@ from ..base import Config, KernelTemplate, LaunchEstimate
 from ..device import DeviceSpec
 from ..source_hash import source_hash
 from ..triton_spec import TritonKernelSpec
+from .operand_checks import unsupported_operands
 from .problem import HEAD_DIMS, OUT_DTYPE_BYTES, Fp4AttentionFwdProblem
 from .triton_specs import (
     DEQUANTIZE_BLOCK_M,
@@ -64,24 +65,7 @@ class _Fp4AttentionTriton(KernelTemplate):
         outputs: Fp4AttentionFwdOutputs | None = None,
     ) -> str | None:
         """None, or why these tensors cannot be served: operands must be contiguous and plain."""
-        named = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
-        tensors = {"delta": inputs.delta, "lse": outputs.lse if outputs is not None else None}
-        for name, operand in named.items():
-            layout = getattr(operand, "scale_layout", "plain")
-            if layout != "plain":
-                return f"scales of {name} are {layout}: only plain ones are read"
-            tensors[f"codes of {name}"] = getattr(operand, "codes", None)
-            tensors[f"scales of {name}"] = getattr(operand, "scales", None)
-        for name, tensor in tensors.items():
-            if tensor is None:
-                continue
-            if not tensor.is_contiguous():
-                return f"{name}: not contiguous"
-            if tensor.data_ptr() % 16:
-                return f"{name}: starts at no multiple of 16 bytes; clone it"
-        if outputs is not None and outputs.out.stride(-1) != 1:
-            return "the last axis of out is not contiguous"
-        return None
+        return unsupported_operands(inputs, outputs)
 
     def build(
         self, problem: Fp4AttentionFwdProblem, config: Config, inputs: Fp4AttentionFwdInputs
