@@ -13,15 +13,14 @@ from ..kernels.paged_decode import PagedDecodeProblem
 from ..kernels.paged_decode.problem import KV_DTYPE_BYTES
 from .constraints import TILE_REGISTERS, fits_shared_memory
 from .paged_decode_mla import mla_space
+from .paged_decode_nvfp4 import nvfp4_space
+from .paged_decode_splits import split_parameters, split_values, splits_have_work
 from .paged_decode_tilelang import tilelang_gather_space, tilelang_page_space
-from .parameters import ActiveWhen, categorical, ordered, powers_of_two
+from .parameters import categorical, ordered, powers_of_two
 from .space import Constraint, SearchSpace
 
 __all__ = ["SPACES", "triton_space"]
 
-_IS_SPLIT = ActiveWhen("split_rule", ("count", "size", "stream"))
-_IS_STREAM = ActiveWhen("split_rule", ("stream",))
-_NUM_SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 MIN_DOT_ROWS = 16
 """Rows of the smallest tensor-core tile; swapped tiles have 8 columns."""
 MAX_BLOCK_M = 64
@@ -65,22 +64,12 @@ def _triton_space(problem: PagedDecodeProblem, device: DeviceSpec) -> SearchSpac
             categorical("swap_ab", True, False),
             categorical("kv_eviction", "evict_normal", "evict_first"),
             categorical("launch_pdl", True, False),
-            categorical("split_rule", "none", "count", "size", "stream"),
-            ordered(
-                "num_splits",
-                *_NUM_SPLITS,
-                active_when=ActiveWhen("split_rule", ("count",)),
-            ),
-            powers_of_two(
-                "split_tokens", 128, 8192, active_when=ActiveWhen("split_rule", ("size",))
-            ),
-            ordered("ctas_per_sm", 1, 2, 3, 4, 6, 8, active_when=_IS_STREAM),
-            categorical("merge", "kernel", "last_block", active_when=_IS_SPLIT),
+            *split_parameters(),
         ),
         constraints=(
             Constraint("shared memory", lambda c: _tiles_fit(problem, device, c)),
             Constraint("tile within registers", lambda c: _accumulators_fit(problem, c)),
-            Constraint("splits worth a tile", lambda c: _splits_have_work(problem, c)),
+            Constraint("splits worth a tile", lambda c: splits_have_work(c, problem.kv_len)),
         ),
         default=_default(problem),
         seeds=_seeds(problem),
@@ -109,21 +98,6 @@ def _accumulators_fit(problem: PagedDecodeProblem, config: Config) -> str | None
     if needed > TILE_REGISTERS:
         what = "pointers and accumulators"
         return f"about {needed} registers a thread for {what}, above {TILE_REGISTERS}"
-    return None
-
-
-def _splits_have_work(problem: PagedDecodeProblem, config: Config) -> str | None:
-    """Every run of a request should hold at least one tile."""
-    block_n = int(config["block_n"])
-    if config["split_rule"] == "count":
-        if int(config["num_splits"]) * block_n > problem.kv_len:
-            return f"{config['num_splits']} splits of {block_n} exceed kv_len={problem.kv_len}"
-    elif config["split_rule"] == "size":
-        split_tokens = int(config["split_tokens"])
-        if split_tokens % block_n:
-            return f"split_tokens={split_tokens} is not a multiple of block_n={block_n}"
-        if split_tokens >= 2 * problem.kv_len:
-            return f"split_tokens={split_tokens} never splits kv_len={problem.kv_len}"
     return None
 
 
@@ -163,15 +137,14 @@ def _config(
         "kv_eviction": kv_eviction,
         "launch_pdl": launch_pdl,
     }
-    fitting = [n for n in _NUM_SPLITS if n <= splits and n * block_n <= problem.kv_len]
-    if split_tokens:
-        values |= {"split_rule": "size", "split_tokens": split_tokens, "merge": merge}
-    elif ctas_per_sm:
-        values |= {"split_rule": "stream", "ctas_per_sm": ctas_per_sm, "merge": merge}
-    elif fitting:
-        values |= {"split_rule": "count", "num_splits": fitting[-1], "merge": merge}
-    else:
-        values |= {"split_rule": "none"}
+    values |= split_values(
+        problem.kv_len,
+        block_n,
+        splits=splits,
+        split_tokens=split_tokens,
+        ctas_per_sm=ctas_per_sm,
+        merge=merge,
+    )
     return Config.of("triton", values)
 
 
@@ -216,6 +189,7 @@ def _seeds(problem: PagedDecodeProblem) -> tuple[Config, ...]:
 
 SPACES = {
     "triton": triton_space,
+    "triton_nvfp4": nvfp4_space,
     "triton_mla": mla_space,
     "tilelang_gather": tilelang_gather_space,
     "tilelang_page": tilelang_page_space,

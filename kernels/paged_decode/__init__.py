@@ -17,6 +17,7 @@ OPERATION = lazy_operation(
     PagedDecodeProblem,
     {
         "triton": ("triton_template", "PagedDecodeTriton"),
+        "triton_nvfp4": ("triton_nvfp4_template", "PagedDecodeNvfp4"),
         "triton_mla": ("triton_mla_template", "PagedDecodeMla"),
         "tilelang_gather": ("tilelang_template", "PagedDecodeTileLangGather"),
         "tilelang_page": ("tilelang_template", "PagedDecodeTileLangPage"),

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from .lengths import request_lengths
+from .pools import make_pools, poison_pools
 from .problem import PagedDecodeProblem
 
 __all__ = [
@@ -49,7 +50,8 @@ class PagedDecodeInputs:
     of a request lie one after the other."""
     k_cache: torch.Tensor
     """``[num_pages, page_size, num_kv_heads, head_dim]``, contiguous in the last dimension; other
-    strides are free, so HND pools and interleaved K and V are views of this shape."""
+    strides are free, so HND pools and interleaved K and V are views of this shape. With block
+    scales: uint8, half as wide, value 2i of a row in the low half of byte i."""
     v_cache: torch.Tensor
     """``[num_pages, page_size, num_kv_heads, head_dim_v]``, likewise; for MLA a view of k_cache."""
     kv_indices: torch.Tensor
@@ -78,6 +80,12 @@ class PagedDecodeInputs:
     """fp32 ``[num_qo_heads]``: slope * (position of key - position of query) is added to logits."""
     rope: Rope | None = None
     """Rotation of q and K in the kernel."""
+    k_block_scales: torch.Tensor | None = None
+    """e4m3 ``[num_pages, page_size, num_kv_heads, head_dim / 16]``, contiguous in the last
+    dimension, other strides multiples of its size: what the 16 values that belong to it, e2m1 codes
+    in ``k_cache``, are multiplied by. None where values are stored one by one."""
+    v_block_scales: torch.Tensor | None = None
+    """Likewise of V; there where ``k_block_scales`` is."""
 
     @property
     def batch(self) -> int:
@@ -100,6 +108,16 @@ class PagedDecodeInputs:
     def is_latent(self) -> bool:
         """Whether V is a part of K's row (MLA)."""
         return self.v_cache.shape[3] != self.k_cache.shape[3]
+
+    @property
+    def has_block_scales(self) -> bool:
+        """Whether the cache is NVFP4: two codes a byte."""
+        return self.k_block_scales is not None
+
+    @property
+    def head_dim_v(self) -> int:
+        """Values of a row of V and of the output."""
+        return self.v_cache.shape[3] * (2 if self.has_block_scales else 1)
 
 
 @dataclass(frozen=True)
@@ -154,16 +172,17 @@ def paged_inputs(
             n - (p - 1) * page_size if p else 0 for n, p in zip(lengths, num_pages, strict=True)
         ]
         tables["kv_last_page_len"] = torch.tensor(last, dtype=torch.int32)
-    k_cache, v_cache = _pools(problem, total + num_unused_pages, device, generator)
+    pools = make_pools(problem, total + num_unused_pages, device, generator)
     if poison:
-        for pool in (k_cache,) if problem.is_latent else (k_cache, v_cache):
-            _poison(pool, problem, order, num_pages, lengths)
+        poison_pools(pools, problem, order, num_pages, lengths)
     rows = (len(lengths) * problem.query_len, problem.num_qo_heads, problem.head_dim)
     q = torch.randn(rows, generator=generator, device=device).to(getattr(torch, problem.dtype))
     return PagedDecodeInputs(
         q=q,
-        k_cache=k_cache,
-        v_cache=v_cache,
+        k_cache=pools.k_cache,
+        v_cache=pools.v_cache,
+        k_block_scales=pools.k_block_scales,
+        v_block_scales=pools.v_block_scales,
         kv_indices=tables["kv_indices"].to(device),
         kv_indptr=None if is_dense else tables["kv_indptr"].to(device),
         kv_last_page_len=None if is_dense else tables["kv_last_page_len"].to(device),
@@ -186,61 +205,6 @@ def _dense_table(indices: torch.Tensor, num_pages: list[int]) -> dict[str, torch
         row[:pages] = indices[first : first + pages]
         first += pages
     return {"kv_indices": table}
-
-
-def _pools(
-    problem: PagedDecodeProblem,
-    num_pages: int,
-    device: str | torch.device,
-    generator: torch.Generator,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V as views of one pool: K and V interleaved page by page, or MLA's latent rows."""
-    tokens_and_heads = (problem.page_size, problem.num_kv_heads)
-    if problem.kv_layout == "HND":
-        tokens_and_heads = tokens_and_heads[::-1]
-    halves = () if problem.is_latent else (2,)
-    shape = (num_pages, *halves, *tokens_and_heads, problem.head_dim)
-    dtype = getattr(torch, problem.kv_dtype)
-    if dtype.itemsize > 1:
-        pool = torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator)
-    else:
-        pool = torch.empty(shape, dtype=dtype, device=device)
-        for page in range(0, num_pages, 4096):  # in pieces: fp32 takes four times the memory
-            piece = pool[page : page + 4096]
-            piece.copy_(torch.randn(piece.shape, generator=generator, device=device))
-    if problem.kv_layout == "HND":
-        pool = pool.transpose(-2, -3)
-    if problem.is_latent:
-        return pool, pool[..., : problem.head_dim_v]
-    return pool[:, 0], pool[:, 1]
-
-
-def _poison(
-    pool: torch.Tensor,
-    problem: PagedDecodeProblem,
-    order: torch.Tensor,
-    num_pages: list[int],
-    lengths: list[int],
-) -> None:
-    """NaN wherever a kernel must not look: unused pages, past each end, before each window."""
-    page_size = problem.page_size
-    # All bits but the sign are a NaN in every dtype here, and not every dtype can be assigned to.
-    wide = pool.element_size() == 2
-    bits, nan = (pool.view(torch.int16), 0x7FFF) if wide else (pool.view(torch.uint8), 0x7F)
-    hidden = order[sum(num_pages) :].tolist()
-    first = 0
-    for pages, length in zip(num_pages, lengths, strict=True):
-        ids = order[first : first + pages].tolist()
-        first += pages
-        if ids:
-            bits[ids[-1], length - (pages - 1) * page_size :] = nan
-        if problem.window_left < 0:
-            continue
-        window = max(0, length - problem.query_len - problem.window_left)
-        hidden += ids[: window // page_size]
-        if window % page_size:
-            bits[ids[window // page_size], : window % page_size] = nan
-    bits[torch.tensor(hidden, dtype=torch.int64, device=pool.device)] = nan
 
 
 def _options(
@@ -296,5 +260,5 @@ def make_validation_inputs(
 def make_outputs(problem: PagedDecodeProblem, inputs: PagedDecodeInputs) -> PagedDecodeOutputs:
     """Outputs filled with NaN, so that what a kernel does not write shows; no LSE is asked for."""
     del problem
-    shape = (*inputs.q.shape[:2], inputs.v_cache.shape[3])
+    shape = (*inputs.q.shape[:2], inputs.head_dim_v)
     return PagedDecodeOutputs(out=inputs.q.new_full(shape, math.nan), lse=None)

@@ -12,12 +12,16 @@ from ...errors import UsageError
 from ..base import Problem
 from .lengths import LENGTH_MIXES, NUM_VARIANTS, request_lengths
 
-__all__ = ["DTYPE_BYTES", "KV_DTYPE_BYTES", "PagedDecodeProblem"]
+__all__ = ["DTYPE_BYTES", "KV_DTYPE_BYTES", "NVFP4", "NVFP4_BLOCK", "PagedDecodeProblem"]
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2}
 """Of q and the output."""
 KV_DTYPE_BYTES = {**DTYPE_BYTES, "float8_e4m3fn": 1, "float8_e5m2": 1}
-"""Of the KV cache: q's dtype, or an 8-bit one."""
+"""Of the KV cache where values are stored one by one: q's dtype, or an 8-bit one."""
+NVFP4 = "nvfp4"
+"""``kv_dtype`` of a cache of e2m1 codes, two a byte, with an e4m3 scale for each block."""
+NVFP4_BLOCK = 16
+"""Values of a row that share a scale."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,8 @@ class PagedDecodeProblem(Problem):
     dtype: str
     """Of q and the output: ``bfloat16`` or ``float16``."""
     kv_dtype: str = ""
-    """Of the cache: as ``dtype`` (also for an empty word), ``float8_e4m3fn`` or ``float8_e5m2``."""
+    """Of the cache: as ``dtype`` (also for an empty word), ``float8_e4m3fn``, ``float8_e5m2`` or
+    ``nvfp4`` (two codes a byte and a scale for 16 values)."""
     query_len: int = 1
     """Query tokens of each request, the last ones of its sequence."""
     head_dim_v: int = 0
@@ -76,7 +81,7 @@ class PagedDecodeProblem(Problem):
         object.__setattr__(self, "head_dim_v", self.head_dim_v or self.head_dim)
         self.check_sizes(besides=("window_left",))
         self.check_one_of("dtype", DTYPE_BYTES)
-        self.check_one_of("kv_dtype", (self.dtype, "float8_e4m3fn", "float8_e5m2"))
+        self.check_one_of("kv_dtype", (self.dtype, "float8_e4m3fn", "float8_e5m2", NVFP4))
         self.check_one_of("kv_layout", ("NHD", "HND"))
         self.check_one_of("lengths", LENGTH_MIXES)
         self.check_multiple("num_qo_heads", "num_kv_heads")
@@ -87,6 +92,9 @@ class PagedDecodeProblem(Problem):
             raise self._wrong("head_dim_v", f"at most head_dim={self.head_dim}")
         if self.is_latent and self.num_kv_heads != 1:
             raise self._wrong("num_kv_heads", f"1 where head_dim_v < head_dim={self.head_dim}")
+        if self.kv_dtype == NVFP4 and (self.is_latent or self.head_dim % NVFP4_BLOCK):
+            allowed = f"another one where head_dim={self.head_dim} is no multiple of {NVFP4_BLOCK}"
+            raise self._wrong("kv_dtype", f"{allowed}, or head_dim_v={self.head_dim_v} is less")
         if self.has_soft_cap and self.has_alibi:
             # Peers disagree on the order of the two; no model has both.
             raise self._wrong("has_soft_cap", "false where has_alibi is true")
@@ -111,6 +119,13 @@ class PagedDecodeProblem(Problem):
     def is_latent(self) -> bool:
         """Whether V is a part of K's row (MLA)."""
         return self.head_dim_v != self.head_dim
+
+    @property
+    def kv_row_bytes(self) -> int:
+        """Bytes of one token's K for one head, block scales included."""
+        if self.kv_dtype == NVFP4:
+            return self.head_dim // 2 + self.head_dim // NVFP4_BLOCK
+        return self.head_dim * KV_DTYPE_BYTES[self.kv_dtype]
 
     @property
     def num_input_variants(self) -> int:
@@ -138,8 +153,8 @@ class PagedDecodeProblem(Problem):
     @property
     def bytes_moved(self) -> int:
         """K, V, q and the output; page table and partial results are not counted."""
-        values = self.head_dim if self.is_latent else 2 * self.head_dim
-        kv = self.tokens_read * self.num_kv_heads * values * KV_DTYPE_BYTES[self.kv_dtype]
+        pools = 1 if self.is_latent else 2
+        kv = self.tokens_read * self.num_kv_heads * pools * self.kv_row_bytes
         rows = self.batch * self.query_len * self.num_qo_heads
         return kv + rows * (self.head_dim + self.head_dim_v) * DTYPE_BYTES[self.dtype]
 

@@ -7,6 +7,7 @@ import math
 import torch
 
 from ..base import Comparison
+from ..quantization.codec import decode, unpack
 from .inputs import (
     PagedDecodeInputs,
     PagedDecodeOutputs,
@@ -16,7 +17,7 @@ from .inputs import (
     make_validation_inputs,
     paged_inputs,
 )
-from .problem import PagedDecodeProblem
+from .problem import NVFP4_BLOCK, PagedDecodeProblem
 
 __all__ = [
     "PagedDecodeInputs",
@@ -118,12 +119,19 @@ def _gather(
     pages = table[first_page:end_page].long()
     skipped = first - first_page * page_size
 
-    def tokens_of(pool: torch.Tensor, scale: float | torch.Tensor) -> torch.Tensor:
+    def rows_of(pool: torch.Tensor) -> torch.Tensor:
         rows = _pages(pool, pages).flatten(0, 1)
-        return rows[skipped : skipped + length - first].float() * scale
+        return rows[skipped : skipped + length - first]
 
-    k = tokens_of(inputs.k_cache, inputs.k_scale)
-    v = tokens_of(inputs.v_cache, inputs.v_scale)
+    def tokens_of(pool: torch.Tensor, block_scales: torch.Tensor | None) -> torch.Tensor:
+        rows = rows_of(pool)
+        if block_scales is None:
+            return rows.float()
+        scales = rows_of(block_scales).float().repeat_interleave(NVFP4_BLOCK, -1)
+        return decode(unpack(rows)) * scales
+
+    k = tokens_of(inputs.k_cache, inputs.k_block_scales) * inputs.k_scale
+    v = tokens_of(inputs.v_cache, inputs.v_block_scales) * inputs.v_scale
     return k, v, torch.arange(first, length, device=k.device)
 
 

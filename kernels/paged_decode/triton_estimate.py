@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..base import LaunchEstimate
 from ..device import DeviceSpec
 from .lengths import request_lengths
-from .problem import KV_DTYPE_BYTES, PagedDecodeProblem
+from .problem import PagedDecodeProblem
 from .triton_specs import PagedDecodeTritonConfig
 
 __all__ = ["estimates"]
@@ -35,7 +35,6 @@ def estimates(
     Of a problem of mixed lengths: for the variant that the seed 0 gives.
     """
     pieces = _pieces(problem, config, device)
-    element = KV_DTYPE_BYTES[problem.kv_dtype]
     # Row tiles of one KV head read the same tokens: the cache serves the later ones.
     partial_bytes = 4 * pieces.num_partial * config.block_m * (problem.head_dim + 1)
     rows = max(config.block_m, 8 if config.swap_ab else 16)
@@ -44,7 +43,7 @@ def estimates(
         num_programs = pairs * config.num_streams(device.num_sms, pairs)
     else:
         num_programs = pieces.num_pieces
-    tile_bytes = 2 * config.block_n * problem.head_dim * element
+    tile_bytes = 2 * config.block_n * problem.kv_row_bytes
     attention = LaunchEstimate(
         kernel="paged_decode_kernel",
         num_programs=num_programs,

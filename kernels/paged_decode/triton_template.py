@@ -8,7 +8,7 @@ from ..base import Config, KernelTemplate, LaunchEstimate
 from ..device import DeviceSpec
 from ..source_hash import source_hash
 from ..triton_spec import TritonKernelSpec
-from .problem import PagedDecodeProblem
+from .problem import NVFP4, PagedDecodeProblem
 from .triton_estimate import estimates
 from .triton_specs import (
     KERNEL,
@@ -45,6 +45,12 @@ class PagedDecodeTriton(KernelTemplate):
                 f"head_dim_v={problem.head_dim_v} is not head_dim={problem.head_dim}: "
                 "the template triton_mla serves such problems"
             )
+        if problem.kv_dtype == NVFP4:
+            return f"kv_dtype={NVFP4}: the template triton_nvfp4 serves such caches"
+        return self._limit_passed(problem, device)
+
+    def _limit_passed(self, problem: PagedDecodeProblem, device: DeviceSpec) -> str | None:
+        """None, or which size is out of range; the same for every kind of values in the cache."""
         limits = {
             "query_len": MAX_QUERY_LEN,
             "page_size": MAX_PAGE_SIZE,

@@ -11,6 +11,8 @@ from ...kernels.device import DeviceSpec
 from ...kernels.paged_decode import PagedDecodeProblem
 from ...kernels.paged_decode.triton_mla_specs import MlaConfig, MlaTraits
 from ...kernels.paged_decode.triton_mla_specs import kernel_specs as mla_specs
+from ...kernels.paged_decode.triton_nvfp4_specs import Nvfp4Config
+from ...kernels.paged_decode.triton_nvfp4_specs import kernel_specs as nvfp4_specs
 from ...kernels.paged_decode.triton_specs import (
     PagedDecodeTritonConfig,
     TensorTraits,
@@ -75,18 +77,19 @@ def specs(result: LookupResult) -> tuple[KernelSpec, ...] | None:
     assert isinstance(problem, PagedDecodeProblem)
     is_scaled = problem.kv_dtype != problem.dtype
     kinds = list(product((False, True), (False, True), (False, True) if is_scaled else (False,)))
-    if result.template == "triton":
-        config = PagedDecodeTritonConfig.of(result.config)
-        found = [
-            spec
+    if result.template in ("triton", "triton_nvfp4"):
+        traits = [
+            TensorTraits(stores_lse=lse, has_dense_table=dense, has_device_scales=scales)
             for lse, dense, scales in kinds
-            for spec in kernel_specs(
-                problem,
-                config,
-                TensorTraits(stores_lse=lse, has_dense_table=dense, has_device_scales=scales),
-                batch=problem.batch,
-            )
         ]
+        batch = problem.batch
+        if result.template == "triton":
+            config = PagedDecodeTritonConfig.of(result.config)
+            specs_of = [kernel_specs(problem, config, x, batch=batch) for x in traits]
+        else:
+            nvfp4 = Nvfp4Config.of(result.config)
+            specs_of = [nvfp4_specs(problem, nvfp4, x, batch=batch) for x in traits]
+        found = [spec for specs in specs_of for spec in specs]
     elif result.template == "triton_mla":
         mla = MlaConfig.of(result.config)
         found = [
