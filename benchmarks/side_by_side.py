@@ -24,7 +24,7 @@ from tilescout.kernels.base import Comparison, Config, Problem
 from tilescout.kernels.device import DeviceSpec
 from tilescout.kernels.registry import operation, template
 from tilescout.search_spaces.registry import joint_space
-from tilescout.tuner.dispatch import lookup
+from tilescout.tuner.dispatch import current_snapshot
 from tilescout.tuner.environment import current_device, toolchain
 from tilescout.tuner.finals import time_rounds
 from tilescout.tuner.measure import MeasureSettings, count_copies, count_launches
@@ -32,6 +32,7 @@ from tilescout.tuner.timers import Call, CudaTimer
 
 __all__ = [
     "DEFAULT",
+    "DISPATCH",
     "OURS",
     "Baseline",
     "Cell",
@@ -42,7 +43,7 @@ __all__ = [
 ]
 
 NUM_ROUNDS = 30
-OURS, DEFAULT = "tilescout", "default"
+OURS, DEFAULT, DISPATCH = "tilescout", "default", "dispatch"
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ def time_cell(
     is_verified: Collection[str] = (),
     rms_bounds: Mapping[str, float] | None = None,
     adjust_inputs: Callable[[list[Any]], list[Any]] | None = None,
+    libraries: Collection[str] = (),
 ) -> dict[str, Any]:
     """Median microseconds of our winner, our default and the baselines, and what ours ran.
 
@@ -91,9 +93,16 @@ def time_cell(
         rms_bounds: relative RMS error that a baseline may have where our bound is tighter than what
             its authors promise.
         adjust_inputs: makes the copies what all contenders can serve.
+        libraries: external templates, which are not ours: what dispatch chooses with them is a
+            contender of its own, ``DISPATCH``.
     """
     cell = _make_cell(problem, device, adjust_inputs)
-    found = lookup(problem, gpu=device, databases=databases)
+    snapshot = current_snapshot(databases)
+    found = snapshot.lookup(problem, device, without=frozenset(libraries))
+    chosen = snapshot.lookup(problem, device)
+    if chosen.config != found.config:
+        baselines = {DISPATCH: partial(_dispatch_calls, chosen.config), **baselines}
+        is_verified = {DISPATCH, *is_verified}
     ours = {
         OURS: _config_calls(cell, found.config),
         DEFAULT: _config_calls(cell, joint_space(problem, device).default),
@@ -104,10 +113,13 @@ def time_cell(
     for name, reason in left_out.items():
         print(f"{name} is left out of {problem}: {reason}", file=sys.stderr, flush=True)
     times = _time_contenders({**ours, **theirs})
+    if libraries and chosen.config == found.config:
+        times[DISPATCH] = times[OURS]
     return {
         "problem": problem.as_dict(),
         "config": found.config.as_dict(),
         "template": found.config.template,
+        "dispatch_template": chosen.config.template,
         "tier": found.tier,
         "trial_id": found.trial_id,
         "us": times,
@@ -147,6 +159,24 @@ def _config_calls(cell: Cell, config: Config) -> list[Call]:
         cell.problem, config, cell.inputs[0]
     )
     return [partial(launcher.launch, i, o) for i, o in zip(cell.inputs, cell.outputs, strict=True)]
+
+
+def _dispatch_calls(config: Config, cell: Cell) -> list[Call]:
+    """Launches of what dispatch chose, a library's kernel: verified, then as production has them.
+
+    Raises:
+        LeftOutError: it is wrong.
+    """
+    chosen, op = template(cell.problem.op, config.template), operation(cell.problem.op)
+    calls = _config_calls(cell, config)
+    comparison = _run_once(cell, calls)
+    if not comparison.is_ok:
+        raise LeftOutError(f"wrong: {comparison.reason}")
+    if not chosen.is_in_place or op.make_in_place is None:
+        return calls
+    launcher = chosen.build(cell.problem, config, cell.inputs[0])
+    pairs = [op.make_in_place(cell.problem, i) for i in cell.inputs]
+    return [partial(launcher.launch, i, o) for i, o in pairs]
 
 
 def _require_right(cell: Cell, name: str, calls: Sequence[Call]) -> None:

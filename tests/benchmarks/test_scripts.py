@@ -14,8 +14,7 @@ SCRIPTS = sorted(p for p in FOLDER.glob("*.py") if '__name__ == "__main__"' in p
 NEED_GPU = [
     "paged_decode.py",
     "paged_decode_mla.py",
-    "gdn_chunk.py",
-    "gdn_decode.py",
+    "gdn.py",
     "shared_prefix.py",
 ]
 
