@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from devices import H200
+from tilescout.kernels import external
 from tilescout.kernels.device import DeviceSpec
 
 # Worker processes import the test support modules too.
@@ -33,6 +34,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _hermetic(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("TILESCOUT_DB", str(home / "user.db"))
+    # Other people's libraries that happen to be installed must not change a search space.
+    monkeypatch.setenv(external.EXTERNAL_VARIABLE, "never")
+    monkeypatch.setattr(external, "_chosen", None)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *distributions: str) -> list[str]:
     versions = {name: VERSIONS[name] for name in chosen}
     monkeypatch.setattr(external, "_version", versions.get)
     monkeypatch.setattr(external, "_has_module", lambda name: True)
-    monkeypatch.setattr(external, "_chosen", None)
+    _as_by_default(monkeypatch)
     calls: list[str] = []
     for name, module in _modules(calls).items():
         monkeypatch.setitem(sys.modules, name, module)
@@ -40,6 +40,12 @@ def install(monkeypatch: pytest.MonkeyPatch, *distributions: str) -> list[str]:
 def uninstall(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes none of the libraries look installed."""
     monkeypatch.setattr(external, "_version", lambda name: None)
+    _as_by_default(monkeypatch)
+
+
+def _as_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests exclude what happens to be installed; these ask for it."""
+    monkeypatch.delenv(external.EXTERNAL_VARIABLE, raising=False)
     monkeypatch.setattr(external, "_chosen", None)
 
 

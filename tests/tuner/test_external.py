@@ -1,0 +1,131 @@
+"""Libraries in the search: after ours, beside our winner, never predicted, excludable."""
+
+from __future__ import annotations
+
+import pytest
+import rival_toy_op
+from tilescout.errors import UnsupportedError
+from tilescout.kernels import external as kernels_external
+from tilescout.kernels import registry
+from tilescout.kernels.base import Config
+from tilescout.search_spaces import registry as spaces
+from tilescout.tuner import dispatch
+from tilescout.tuner.external import use_external
+from tilescout.tuner.measure import MeasureSettings
+from tilescout.tuner.records import Provenance
+from tilescout.tuner.store import Store
+from tilescout.tuner.timed_launches import Copy, whole_launches
+from tilescout.tuner.tune import tune
+
+PROBLEM = rival_toy_op.RivalToyProblem(64)
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch) -> None:
+    registry.register("rival_toy", rival_toy_op.MODULE)
+    spaces.register("rival_toy", rival_toy_op.MODULE)
+    monkeypatch.delenv(kernels_external.EXTERNAL_VARIABLE, raising=False)
+    monkeypatch.setattr(kernels_external, "_chosen", None)
+
+
+@pytest.fixture
+def workload(h200, tmp_path, monkeypatch) -> str:
+    """A workload, and a machine that takes its CPU for an H200."""
+    monkeypatch.setattr("tilescout.tuner.environment.current_device", lambda: h200)
+    monkeypatch.setattr("tilescout.tuner.evaluators.measure._default_torch_device", lambda: "cpu")
+    quick = MeasureSettings(run_target_us=200.0, warmup_us=200.0, max_samples=12, max_rounds=16)
+    monkeypatch.setattr("tilescout.tuner.evaluators.measure.MeasureSettings", lambda: quick)
+    path = tmp_path / "rivals.toml"
+    path.write_text(rival_toy_op.WORKLOAD)
+    return str(path)
+
+
+def test_a_library_that_is_faster_wins_a_study_of_its_own(workload, h200, tmp_path) -> None:
+    database = tmp_path / "r.db"
+    (row,) = tune(workload, mode="measure", trials=3, db=database).rows
+    assert row.config == Config.of("library", {})
+    with Store.open(database) as store:
+        ours, contest = store.winners(op="rival_toy")
+        tried = [t.evaluation.config for t in store.trials(contest.study.study_id)]
+    assert ours.trial.evaluation.config.template == "triton"
+    assert {config.template for config in tried} == {"triton", "library"}
+    assert ours.trial.evaluation.config in tried
+    (again,) = tune(workload, mode="measure", trials=3, db=database).rows
+    assert again.config == row.config
+    with Store.open(database) as store:
+        assert len(store.studies()) == 2
+
+    def found():
+        return dispatch.lookup(PROBLEM, gpu=h200, databases=[database])
+
+    dispatch.refresh()
+    assert (found().template, found().tier) == ("library", "exact")
+    use_external("never")
+    try:
+        assert (found().template, found().tier) == ("triton", "exact")
+    finally:
+        use_external(None)
+    assert found().template == "library"
+
+
+def test_without_the_library_our_winner_serves_and_the_reason_is_kept(
+    workload, h200, tmp_path, monkeypatch
+) -> None:
+    database = tmp_path / "r.db"
+    tune(workload, mode="measure", trials=2, db=database)
+    monkeypatch.setattr(kernels_external, "_version", lambda name: None)
+    monkeypatch.setattr("tilescout.tuner.winner_rows._source_hash", _uncached_hash)
+    dispatch.refresh()
+    assert dispatch.lookup(PROBLEM, gpu=h200, databases=[database]).template == "triton"
+    (skipped,) = dispatch.current_snapshot([database]).skipped
+    assert "pebble is not installed" in skipped.reason
+
+
+def _uncached_hash(op: str, name: str) -> str:
+    return registry.template(op, name).source_hash()
+
+
+def test_named_templates_alone_take_part(workload, tmp_path) -> None:
+    (ours,) = tune(
+        workload, mode="measure", trials=2, templates=["triton"], db=tmp_path / "a.db"
+    ).rows
+    assert ours.config is not None
+    assert ours.config.template == "triton"
+    (theirs,) = tune(
+        workload, mode="measure", trials=2, templates=["library"], db=tmp_path / "b.db"
+    ).rows
+    assert theirs.config == Config.of("library", {})
+    use_external("never")
+    try:
+        with pytest.raises(UnsupportedError, match="library: external templates are excluded"):
+            tune(workload, mode="measure", templates=["library"], db=tmp_path / "c.db")
+    finally:
+        use_external(None)
+
+
+def test_libraries_are_never_predicted(workload, tmp_path) -> None:
+    database = tmp_path / "p.db"
+    (row,) = tune(workload, gpus=["b200"], mode="predict", trials=2, db=database).rows
+    assert row.provenance is Provenance.PREDICTED
+    with Store.open(database) as store:
+        (study,) = store.studies()
+        assert [name for name, _ in study.key.template_hashes] == ["triton"]
+    with pytest.raises(UnsupportedError, match="never predicted"):
+        tune(workload, gpus=["b200"], mode="predict", templates=["library"], db=database)
+
+
+def test_what_works_in_place_is_timed_so_on_data_of_its_own() -> None:
+    operation, template = rival_toy_op.OPERATION, rival_toy_op.LibraryTemplate()
+    copies = []
+    for seed in range(2):
+        inputs = operation.make_inputs(PROBLEM, device="cpu", seed=seed)
+        copies.append(Copy(inputs, operation.make_outputs(PROBLEM, inputs)))
+    before = [copy.inputs["x"].clone() for copy in copies]
+    config = Config.of("library", {})
+    launches = whole_launches(operation, template, PROBLEM, config, copies)
+    for call in launches.calls * 2:
+        call()
+    assert all((copy.inputs["x"] == x).all() for copy, x in zip(copies, before, strict=True))
+    assert operation.compare(PROBLEM, copies[0].inputs, launches.first).is_ok
+    launches.finish()
+    assert operation.outputs_equal(launches.first, copies[0].outputs)
