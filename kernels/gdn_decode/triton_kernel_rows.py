@@ -14,7 +14,7 @@ def move_rows_kernel(pool, rows, slots, num_elements, IS_GATHER: tl.constexpr, B
     slot = tl.load(slots + sequence).to(tl.int64)
     offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_inside = offsets < num_elements
-    is_live = is_inside & (slot >= 0)
+    is_live = offsets < tl.where(slot >= 0, num_elements, 0)
     in_pool = pool + tl.maximum(slot, 0) * num_elements + offsets
     in_rows = rows + sequence * num_elements + offsets
     if IS_GATHER:

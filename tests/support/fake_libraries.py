@@ -271,7 +271,7 @@ _flash_qla_chunk = _fla_chunk
 
 def _decode(q, k, v, gate, beta, options: SimpleNamespace):
     problem = GdnDecodeProblem(
-        *(options.count, 1, q.shape[2], v.shape[2], q.shape[3], v.shape[3]),
+        *(options.count, q.shape[1], q.shape[2], v.shape[2], q.shape[3], v.shape[3]),
         str(q.dtype).removeprefix("torch."),
         state_layout="VK" if options.state_v_first else "KV",
         gate="given" if options.a_log is None else "fused",
