@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 _OPERATIONS = {
+    "fp4_attention_bwd": "tilescout.kernels.fp4_attention_bwd",
     "fp4_attention_fwd": "tilescout.kernels.fp4_attention",
     "gdn_chunk_fwd": "tilescout.kernels.gdn_chunk_fwd",
     "gdn_decode": "tilescout.kernels.gdn_decode",

@@ -50,6 +50,7 @@ def cast(values: list[float], dtype: torch.dtype) -> list[float]:
     [
         pytest.param(torch.bfloat16, [1.00390625 + 2**-9, -3.0], [1.0078125, -3.0], id="bf16"),
         pytest.param(torch.float8_e4m3fn, [1.97, 500.0], [2.0, 448.0], id="e4m3"),
+        pytest.param(torch.float8_e5m2, [1.97, -1e6], [2.0, -57344.0], id="e5m2"),
     ],
 )
 def test_casts_round_to_nearest_even_and_saturate(shim, dtype, values, expected) -> None:
