@@ -11,17 +11,15 @@ from dataclasses import dataclass
 from ...kernels.base import Problem
 from ..prediction.roofline import peak_flops_per_us, roofline_us
 from .baselines import TRUST, Baseline, mixture
-from .rows import Origin, geometric_mean
+from .rows import Origin
 from .searches import Search
 from .wording import iso_time, versions_text
 
 __all__ = [
     "BaselineRow",
     "LibraryRow",
-    "LibrarySummaryRow",
     "baseline_rows",
     "library_rows",
-    "library_summary_rows",
 ]
 
 
@@ -69,31 +67,6 @@ class LibraryRow(Origin):
     roofline_ratio: float
     base_source: str
     source: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class LibrarySummaryRow:
-    """All problems of one library on two SKUs in a line."""
-
-    op: str
-    library: str
-    base_sku: str
-    sku: str
-    device: str
-    provenance: str
-    """Of the ratios."""
-    policy: str
-    num_problems: int
-    geomean_ratio: float
-    smallest_ratio: float
-    largest_ratio: float
-    bandwidth_ratio: float
-    peak_ratio: float
-    geomean_roofline_ratio: float
-    base_library_versions: str
-    library_versions: str
-    versions: str
-    date: str
 
 
 def baseline_rows(
@@ -206,37 +179,3 @@ def _across(base: Baseline, other: Baseline) -> LibraryRow:
         base_source=base.source,
         source=other.source,
     )
-
-
-def library_summary_rows(found: Iterable[LibraryRow]) -> Iterator[LibrarySummaryRow]:
-    """One row an operation, library, pair of SKUs, provenance and policy."""
-    grouped: dict[tuple[str, ...], list[LibraryRow]] = {}
-    for row in found:
-        place = (row.op, row.library, row.base_sku, row.sku, row.ratio_provenance, row.policy)
-        grouped.setdefault(place, []).append(row)
-    for (op, library, base_sku, sku, provenance, policy), group in grouped.items():
-        ratios = [row.ratio for row in group]
-        yield LibrarySummaryRow(
-            op=op,
-            library=library,
-            base_sku=base_sku,
-            sku=sku,
-            device=group[0].device,
-            provenance=provenance,
-            policy=policy,
-            num_problems=len(group),
-            geomean_ratio=geometric_mean(ratios),
-            smallest_ratio=min(ratios),
-            largest_ratio=max(ratios),
-            bandwidth_ratio=group[0].bandwidth_ratio,
-            peak_ratio=group[0].peak_ratio,
-            geomean_roofline_ratio=geometric_mean([row.roofline_ratio for row in group]),
-            base_library_versions=_listed(row.base_version for row in group),
-            library_versions=_listed(row.library_version for row in group),
-            versions=_listed(row.versions for row in group),
-            date=max(row.date for row in group),
-        )
-
-
-def _listed(texts: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(texts))

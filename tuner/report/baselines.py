@@ -27,6 +27,10 @@ TRUST = (
 """Which time stands for a SKU where it has several."""
 
 
+BESIDE_OURS = "measured beside ours by tilescout tune"
+"""The source of a library's time that is no figure of a table."""
+
+
 @dataclass(frozen=True)
 class Baseline:
     """One library's time for one problem on one SKU."""
@@ -54,11 +58,14 @@ class Baseline:
     @property
     def source(self) -> str:
         """Where the figure is from."""
-        return dict(self.key.template_hashes)[BASELINE_TEMPLATE]
+        return dict(self.key.template_hashes).get(BASELINE_TEMPLATE, BESIDE_OURS)
 
     @property
     def name(self) -> str:
         """The library with its variant: ``flashinfer fa2``."""
+        template = self.trial.evaluation.config.template
+        if template != BASELINE_TEMPLATE:
+            return template
         return " ".join(filter(None, (self.said("library"), self.said("variant"))))
 
     def said(self, what: str) -> str:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 from .baselines import Baseline, load_baselines
+from .contests import contest_baselines
 from .frames import ReportFrames, build_frames
-from .searches import Search, load_searches, ordered_skus, resolve_skus, shown
+from .searches import Search, load_searches, ordered_skus, resolve_skus, shown, with_baselines
 
 if TYPE_CHECKING:
     from ..store import Store
@@ -50,8 +51,9 @@ def collect(stores: Sequence[Store], gpus: Sequence[str] | None = None) -> Colle
     if not stores:
         raise UsageError("a report needs at least one database: got none; pass a Store")
     requested = resolve_skus(stores, gpus)
-    baselines = load_baselines(stores, requested)
-    searches = load_searches(stores, requested, baselines)
+    alone = load_searches(stores, requested)
+    baselines = (*load_baselines(stores, requested), *contest_baselines(alone))
+    searches = with_baselines(alone, baselines)
     damaged = [
         f"database {number}, {note}"
         for number, store in enumerate(stores, start=1)

@@ -8,9 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from .tables import Column
+import pandas as pd
 
-__all__ = ["COLUMNS"]
+from .tables import Column, Kind
+
+__all__ = ["NOT_LISTED", "columns_of"]
+
+NOT_LISTED = ("progress", "transfer", "libraries", "transfer_summary")
+"""Tables that the page only links to: it draws them, or has their summary."""
 
 _OP = Column("op", "op", is_identity=True)
 _PROBLEM = Column("problem", "problem", href="problem_href", is_identity=True)
@@ -22,8 +27,11 @@ _TRIALS = Column("num_trials", "trials", "count")
 _BY_STATUS = Column("trials_by_status", "trials by status")
 _ORIGIN = (_POLICY, Column("device", "device"), Column("versions", "versions"))
 _DATED = (*_ORIGIN, Column("date", "date (UTC)"))
+_BASE = Column("base_sku", "base", is_identity=True)
+_BANDWIDTH_RATIO = Column("bandwidth_ratio", "bandwidth alone would give", "ratio")
+_RATIO_PROVENANCE = Column("provenance", "provenance of the ratios", is_identity=True)
 
-COLUMNS: Mapping[str, tuple[Column, ...]] = MappingProxyType(
+_COLUMNS: Mapping[str, tuple[Column, ...]] = MappingProxyType(
     {
         "devices": (
             _SKU,
@@ -78,6 +86,7 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = MappingProxyType(
             Column("template", "template"),
             Column("algorithm", "algorithm"),
             Column("config", "config"),
+            Column("is_settled", "ahead of the second beyond both CIs"),
             _STATE,
             _TRIALS,
             _BY_STATUS,
@@ -151,17 +160,79 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = MappingProxyType(
             Column("num_times", "times", "count"),
             *_DATED,
         ),
+        "baselines_summary": (
+            _SKU,
+            _OP,
+            Column("library", "library", is_identity=True),
+            Column("library_versions", "version"),
+            Column("num_problems", "problems", "count"),
+            Column("num_faster", "ours faster on", "count"),
+            Column("geomean_speedup", "ours is as fast (geom. mean)", "ratio"),
+            Column("smallest_speedup", "smallest", "ratio"),
+            Column("largest_speedup", "largest", "ratio"),
+            Column("compared", "what is compared (library / ours)", is_identity=True),
+            _PROVENANCE,
+            *_DATED,
+        ),
+        "comparison_summary": (
+            _OP,
+            _BASE,
+            _SKU,
+            _RATIO_PROVENANCE,
+            Column("num_problems", "problems", "count"),
+            Column("geomean_speedup", "times as fast as base (geom. mean)", "ratio"),
+            Column("smallest_speedup", "smallest", "ratio"),
+            Column("largest_speedup", "largest", "ratio"),
+            _BANDWIDTH_RATIO,
+            Column("peak_ratio", "peak rate alone would give", "ratio"),
+            Column("geomean_roofline_ratio", "roofline would give (geom. mean)", "ratio"),
+            Column("num_same_config", "same winner on both", "count"),
+            *_DATED,
+        ),
+        "parameter_changes": (
+            _OP,
+            _BASE,
+            _SKU,
+            Column("provenance", "provenance (base / SKU)", is_identity=True),
+            Column("parameter", "parameter of the winner", is_identity=True),
+            Column("num_changed", "changed on", "count"),
+            Column("num_problems", "of problems", "count"),
+            Column("share_changed", "share", "percent"),
+            Column("changes", "commonest changes (problems)"),
+            *_DATED,
+        ),
+        "binary_comparison": (
+            _OP,
+            _PROBLEM,
+            _BASE,
+            _SKU,
+            Column("compared", "provenance (base / SKU)", is_identity=True),
+            Column("base_registers", "registers a thread: base", "count"),
+            Column("registers", "registers a thread: SKU", "count"),
+            Column("base_spill_bytes", "spill (bytes a thread): base", "count"),
+            Column("spill_bytes", "spill (bytes a thread): SKU", "count"),
+            Column("base_smem_bytes", "shared memory (bytes a block): base", "count"),
+            Column("smem_bytes", "shared memory (bytes a block): SKU", "count"),
+            Column("base_tmem_columns", "tensor memory (columns): base", "count"),
+            Column("tmem_columns", "tensor memory (columns): SKU", "count"),
+            Column("base_mma_kind", "MMA kind: base", is_identity=True),
+            Column("mma_kind", "MMA kind: SKU", is_identity=True),
+            Column("base_num_instructions", "instructions: base", "count"),
+            Column("num_instructions", "instructions: SKU", "count"),
+            _PROVENANCE,
+            *_DATED,
+        ),
         "libraries_summary": (
             _OP,
             Column("library", "library", is_identity=True),
-            Column("base_sku", "base", is_identity=True),
+            _BASE,
             _SKU,
-            Column("provenance", "provenance of the ratios", is_identity=True),
+            _RATIO_PROVENANCE,
             Column("num_problems", "problems", "count"),
             Column("geomean_ratio", "times as fast as base (geom. mean)", "ratio"),
             Column("smallest_ratio", "smallest", "ratio"),
             Column("largest_ratio", "largest", "ratio"),
-            Column("bandwidth_ratio", "bandwidth alone would give", "ratio"),
+            _BANDWIDTH_RATIO,
             Column("peak_ratio", "peak rate alone would give", "ratio"),
             Column("geomean_roofline_ratio", "roofline would give (geom. mean)", "ratio"),
             Column("base_library_versions", "version on base"),
@@ -184,7 +255,7 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = MappingProxyType(
         "comparison": (
             _OP,
             _PROBLEM,
-            Column("base_sku", "base", is_identity=True),
+            _BASE,
             Column("base_time_us", "base time (us)", "time"),
             Column("base_provenance", "base provenance", is_identity=True),
             _SKU,
@@ -192,7 +263,7 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = MappingProxyType(
             _PROVENANCE,
             Column("speedup", "times as fast as base", "ratio"),
             Column("speedup_provenance", "provenance of the ratio", is_identity=True),
-            Column("bandwidth_ratio", "bandwidth alone would give", "ratio"),
+            _BANDWIDTH_RATIO,
             Column("speedup_over_bandwidth_ratio", "ratio over bandwidth's", "ratio"),
             Column("peak_ratio", "peak rate alone would give", "ratio", is_printed=False),
             Column("roofline_ratio", "roofline would give", "ratio"),
@@ -255,4 +326,40 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = MappingProxyType(
         ),
     }
 )
-"""Columns of the page by the name of the frame; ``progress`` is drawn, not listed."""
+
+_MATRICES: Mapping[str, tuple[tuple[Column, ...], str, str]] = MappingProxyType(
+    {
+        "times": (
+            (_OP, _PROBLEM, Column("library", "kernel of", is_identity=True), _POLICY),
+            "_time_us",
+            "{} (us)",
+        ),
+        "transfer_matrix": (
+            (
+                _OP,
+                Column("from_sku", "best config of", is_identity=True),
+                Column("from_provenance", "found by times", is_identity=True),
+                _POLICY,
+            ),
+            "_cost",
+            "on {} (times its own best)",
+        ),
+    }
+)
+"""First columns, the end of the names of the others, and the heading of a SKU's."""
+
+
+def columns_of(name: str, frame: pd.DataFrame) -> tuple[Column, ...]:
+    """The columns of a table, also of one whose columns depend on the SKUs."""
+    if name in _COLUMNS:
+        return _COLUMNS[name]
+    first, end, heading = _MATRICES[name]
+    skus = [column.removesuffix(end) for column in frame.columns if column.endswith(end)]
+    kind: Kind = "time" if name == "times" else "ratio"
+    return (
+        *first,
+        *(
+            Column(f"{sku}{end}", heading.format(sku), kind, mark=f"{sku}_provenance")
+            for sku in skus
+        ),
+    )

@@ -13,7 +13,7 @@ from .baselines import TRUST, mixture
 from .searches import Search
 from .wording import changed_parameters, iso_time, versions_text
 
-__all__ = ["ComparisonRow", "comparison_rows", "side_by_side"]
+__all__ = ["ComparisonRow", "best_us", "compared_pairs", "comparison_rows", "side_by_side"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,17 +68,25 @@ def side_by_side(searches: Iterable[Search]) -> list[dict[str, list[Search]]]:
     return common
 
 
-def comparison_rows(searches: Iterable[Search], skus: Sequence[str]) -> Iterator[ComparisonRow]:
-    """Each SKU against the first of ``skus`` that has the problem.
+def compared_pairs(
+    searches: Iterable[Search], skus: Sequence[str]
+) -> Iterator[tuple[Search, Search]]:
+    """Each SKU's search behind the one it is compared with, of the first SKU with the problem.
 
     Like is compared with like: a time is set against one of its own provenance where there is
-    one, else against the base's most trusted, and the row says that provenances are mixed.
+    one, else against the base's most trusted.
     """
     for by_sku in side_by_side(searches):
         base_sku, *others = [sku for sku in skus if sku in by_sku]
         for sku in others:
             for search in by_sku[sku]:
-                yield _compare(_counterpart(by_sku[base_sku], search), search)
+                yield _counterpart(by_sku[base_sku], search), search
+
+
+def comparison_rows(searches: Iterable[Search], skus: Sequence[str]) -> Iterator[ComparisonRow]:
+    """Every compared pair; a row says so where provenances are mixed."""
+    for base, other in compared_pairs(searches, skus):
+        yield _compare(base, other)
 
 
 def _counterpart(candidates: Sequence[Search], search: Search) -> Search:

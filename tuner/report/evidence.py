@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ...kernels.base import Config
-from ..records import Provenance, TrialStatus
+from ..records import Provenance, Timing, TrialStatus
 from ..search.importance import parameter_importance
-from .rows import Origin, group_origin, groups, num_samples, origin
+from .rows import Origin, group_origin, groups, is_settled, num_samples, origin
 from .searches import Search, is_ok
+from .wording import config_texts
 
 __all__ = [
     "AccuracyRow",
@@ -18,7 +19,6 @@ __all__ = [
     "accuracy_row",
     "best_config_rows",
     "importance_rows",
-    "is_order_settled",
 ]
 
 NUM_BEST = 10
@@ -81,44 +81,33 @@ class ImportanceRow(Origin):
 
 def best_config_rows(search: Search) -> Iterator[BestConfigRow]:
     """The best ten configs that were ok, fastest first."""
+    about, problem = origin(search), str(search.key.problem)
     finals = search.winner.finals if search.winner is not None else ()
-    places = {trial_id: place for place, trial_id in enumerate(finals)}
-    ranked = sorted(
-        (trial for trial in search.trials if is_ok(trial)),
-        key=lambda t: (places.get(t.trial_id, len(places)), t.evaluation.time_us or 0.0),
-    )[:NUM_BEST]
-    before_us: float | None = None
-    for rank, trial in enumerate(ranked, start=1):
+    before: Timing | None = None
+    for rank, trial in enumerate(search.ranked[:NUM_BEST], start=1):
         timing, config = trial.evaluation.timing, trial.evaluation.config
-        first = ranked[0].evaluation.timing
         assert timing is not None
-        assert first is not None
+        if rank == 1:
+            first_us = timing.median_us
         has_spread = num_samples(timing) > 0
-        low_us, high_us = (timing.ci_low_us, timing.ci_high_us) if has_spread else (None, None)
-        is_known = rank > 1 and before_us is not None and low_us is not None
+        config_id, values = config_texts(config)
         yield BestConfigRow(
-            **origin(search),
+            **about,
             op=search.key.problem.op,
-            problem=str(search.key.problem),
+            problem=problem,
             rank=rank,
-            is_finalist=trial.trial_id in places,
+            is_finalist=trial.trial_id in finals,
             time_us=timing.median_us,
-            over_best=timing.median_us / first.median_us,
-            ci_low_us=low_us,
-            ci_high_us=high_us,
+            over_best=timing.median_us / first_us,
+            ci_low_us=timing.ci_low_us if has_spread else None,
+            ci_high_us=timing.ci_high_us if has_spread else None,
             num_samples=num_samples(timing),
-            is_settled=low_us > before_us if is_known and low_us and before_us else None,
+            is_settled=is_settled(before, timing) if before is not None else None,
             template=config.template,
-            config_id=config.config_id,
-            config=str(config),
+            config_id=config_id,
+            config=values,
         )
-        before_us = high_us
-
-
-def is_order_settled(search: Search) -> bool | None:
-    """Whether the winner is faster than the second best beyond their intervals; None: unknown."""
-    rows = list(best_config_rows(search))
-    return rows[1].is_settled if len(rows) > 1 else None
+        before = timing
 
 
 def accuracy_row(search: Search) -> AccuracyRow | None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
 import pandas as pd
 
-from . import baseline_rows, evidence, rows, search_rows, transfer
+from . import baseline_rows, evidence, library_summaries, matrices, rows, search_rows, transfer
 from .baselines import Baseline
+from .binary_comparison import BinaryComparisonRow, binary_comparison_rows
 from .comparison import ComparisonRow, comparison_rows
+from .comparison_summaries import (
+    ComparisonSummaryRow,
+    ParameterChangeRow,
+    comparison_summary_rows,
+    parameter_change_rows,
+)
 from .searches import Search, ordered_skus, shown
 
 __all__ = ["ReportFrames", "build_frames", "frame_of"]
@@ -28,13 +35,19 @@ class ReportFrames:
 
     devices: pd.DataFrame
     summary: pd.DataFrame
-    results: pd.DataFrame
-    baselines: pd.DataFrame
-    comparison: pd.DataFrame
-    transfer_summary: pd.DataFrame
-    transfer: pd.DataFrame
+    comparison_summary: pd.DataFrame
     libraries_summary: pd.DataFrame
     libraries: pd.DataFrame
+    times: pd.DataFrame
+    parameter_changes: pd.DataFrame
+    comparison: pd.DataFrame
+    transfer_matrix: pd.DataFrame
+    transfer_summary: pd.DataFrame
+    transfer: pd.DataFrame
+    binary_comparison: pd.DataFrame
+    results: pd.DataFrame
+    baselines_summary: pd.DataFrame
+    baselines: pd.DataFrame
     importance: pd.DataFrame
     best_configs: pd.DataFrame
     accuracy: pd.DataFrame
@@ -62,11 +75,13 @@ def build_frames(
     order = ordered_skus(searches, skus, baselines)
     everything = sorted(searches, key=lambda s: order.index(s.sku))
     current = tuple(sorted(shown(searches), key=lambda s: order.index(s.sku)))
+    results = [rows.result_row(search) for search in current]
     return ReportFrames(
-        results=frame_of(rows.ResultRow, map(rows.result_row, current)),
-        summary=frame_of(rows.SummaryRow, rows.summary_rows(current)),
+        results=frame_of(rows.ResultRow, results),
+        summary=frame_of(rows.SummaryRow, rows.summary_rows(current, results)),
         **_evidence_frames(current),
         **_comparison_frames(current, order, baselines),
+        **_library_frames(current, order, baselines),
         **_search_frames(everything, {search.key.digest for search in current}),
     )
 
@@ -88,21 +103,35 @@ def _evidence_frames(current: Sequence[Search]) -> dict[str, pd.DataFrame]:
 def _comparison_frames(
     current: Sequence[Search], order: Sequence[str], baselines: Sequence[Baseline]
 ) -> dict[str, pd.DataFrame]:
-    sorted_baselines = sorted(baselines, key=lambda b: order.index(b.sku))
-    libraries = list(baseline_rows.library_rows(sorted_baselines, order))
+    compared = list(comparison_rows(current, order))
     transfers = list(transfer.transfer_rows(current, order))
+    pairs = list(transfer.transfer_pair_rows(transfers))
     return {
-        "baselines": frame_of(
-            baseline_rows.BaselineRow, baseline_rows.baseline_rows(sorted_baselines, current)
+        "comparison": frame_of(ComparisonRow, compared),
+        "comparison_summary": frame_of(ComparisonSummaryRow, comparison_summary_rows(compared)),
+        "parameter_changes": frame_of(ParameterChangeRow, parameter_change_rows(current, order)),
+        "binary_comparison": frame_of(BinaryComparisonRow, binary_comparison_rows(current, order)),
+        "times": matrices.times_matrix(current, baselines, order),
+        "transfer": frame_of(transfer.TransferRow, transfers),
+        "transfer_summary": frame_of(transfer.TransferPairRow, pairs),
+        "transfer_matrix": matrices.transfer_matrix(pairs, order),
+    }
+
+
+def _library_frames(
+    current: Sequence[Search], order: Sequence[str], baselines: Sequence[Baseline]
+) -> dict[str, pd.DataFrame]:
+    sorted_baselines = sorted(baselines, key=lambda b: order.index(b.sku))
+    beside = list(baseline_rows.baseline_rows(sorted_baselines, current))
+    libraries = list(baseline_rows.library_rows(sorted_baselines, order))
+    return {
+        "baselines": frame_of(baseline_rows.BaselineRow, beside),
+        "baselines_summary": frame_of(
+            library_summaries.BaselineSummaryRow, library_summaries.baseline_summary_rows(beside)
         ),
-        "comparison": frame_of(ComparisonRow, comparison_rows(current, order)),
         "libraries": frame_of(baseline_rows.LibraryRow, libraries),
         "libraries_summary": frame_of(
-            baseline_rows.LibrarySummaryRow, baseline_rows.library_summary_rows(libraries)
-        ),
-        "transfer": frame_of(transfer.TransferRow, transfers),
-        "transfer_summary": frame_of(
-            transfer.TransferPairRow, transfer.transfer_pair_rows(transfers)
+            library_summaries.LibrarySummaryRow, library_summaries.library_summary_rows(libraries)
         ),
     }
 
@@ -116,23 +145,23 @@ def _search_frames(
             search_rows.SearchRow,
             (search_rows.search_row(s, is_shown=s.key.digest in shown_digests) for s in everything),
         ),
-        "progress": frame_of(
-            search_rows.ProgressRow, (r for s in everything for r in search_rows.progress_rows(s))
-        ),
+        "progress": _frame(search_rows.ProgressRow, search_rows.progress_columns(everything)),
         "failures": frame_of(search_rows.FailureRow, search_rows.failure_rows(everything)),
     }
 
 
 def frame_of(row_type: type[Any], found: Iterable[Any]) -> pd.DataFrame:
     """The rows as a frame whose columns and dtypes are those of ``row_type``, rows or no rows."""
-    hints = typing.get_type_hints(row_type)
     names = [field.name for field in fields(row_type)]
     values = list(zip(*map(attrgetter(*names), found), strict=True)) or [()] * len(names)
+    return _frame(row_type, dict(zip(names, values, strict=True)))
+
+
+def _frame(row_type: type[Any], columns: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
+    hints = typing.get_type_hints(row_type)
+    names = [field.name for field in fields(row_type)]
     return pd.DataFrame(
-        {
-            name: pd.Series(column, dtype=_dtype(hints[name]))
-            for name, column in zip(names, values, strict=True)
-        },
+        {name: pd.Series(columns[name], dtype=_dtype(hints[name])) for name in names},
         columns=names,
     )
 

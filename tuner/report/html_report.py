@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -12,13 +12,14 @@ import pandas as pd
 
 from ... import __version__
 from .collected import Collected
-from .columns import COLUMNS
+from .columns import NOT_LISTED, columns_of
 from .pictures import Picture, Pictures
+from .problem_names import ProblemNames, problem_anchor
 from .searches import Search
 from .tables import Table, make_table
-from .wording import common_fields, iso_time, problem_text, slug
+from .wording import iso_time, slug
 
-__all__ = ["problem_anchor", "render_page"]
+__all__ = ["render_page"]
 
 MAX_ROWS = 200
 """Of a table on the page; its CSV file has all."""
@@ -39,12 +40,6 @@ class _ProblemSection:
     pictures: tuple[Picture, ...]
 
 
-def problem_anchor(search: Search) -> str:
-    """The HTML id of the plots of the search's problem."""
-    problem = search.key.problem
-    return slug(["problem", problem.op, *map(str, problem.as_dict().values())])
-
-
 def render_page(collected: Collected, pictures: Pictures, *, generated_at: datetime) -> str:
     """The text of ``index.html``.
 
@@ -61,11 +56,11 @@ def render_page(collected: Collected, pictures: Pictures, *, generated_at: datet
         lstrip_blocks=True,
     )
     frames = collected.frames
-    names = _ProblemNames(collected, pictures.by_problem)
+    names = ProblemNames(collected, pictures.by_problem)
     tables = {
         name: _table(names.shortened(frame), name) if len(frame) else None
         for name, frame in frames.named()
-        if name in COLUMNS
+        if name not in NOT_LISTED
     }
     results = names.shortened(frames.results)
     return environment.get_template("template.html").render(
@@ -83,50 +78,10 @@ def render_page(collected: Collected, pictures: Pictures, *, generated_at: datet
     )
 
 
-class _ProblemNames:
-    """Short names of problems: what all problems of an operation share is said once."""
-
-    def __init__(self, collected: Collected, drawn: Collection[str]) -> None:
-        """``drawn`` are the anchors of problems that have a plot."""
-        self.by_op: dict[str, dict[str, str]] = {}
-        current = collected.current
-        problems = [search.key.problem for search in current]
-        problems += [baseline.key.problem for baseline in collected.baselines]
-        for op in dict.fromkeys(problem.op for problem in problems):
-            self.by_op[op] = common_fields(p for p in problems if p.op == op)
-        self.short: dict[tuple[str, str], str] = {}
-        self.anchors: dict[tuple[str, str], str] = {}
-        for problem in problems:
-            place = (problem.op, str(problem))
-            self.short[place] = problem_text(problem, self.by_op[problem.op])
-        for search in current:
-            if problem_anchor(search) in drawn:
-                place = (search.key.problem.op, str(search.key.problem))
-                self.anchors[place] = f"#{problem_anchor(search)}"
-
-    def shortened(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The frame with short problem names and the links to their plots."""
-        if "problem" not in frame.columns:
-            return frame
-        places = list(zip(frame["op"], frame["problem"], strict=True))
-        return frame.assign(
-            problem=[self.short.get(place, place[1]) for place in places],
-            problem_href=[self.anchors.get(place, "") for place in places],
-        )
-
-    def shared_sentences(self) -> list[str]:
-        """What is left out of the short names, an operation a sentence."""
-        return [
-            f"Every {op} problem here has " + " ".join(f"{n}={v}" for n, v in fields.items())
-            for op, fields in self.by_op.items()
-            if fields
-        ]
-
-
 def _table(frame: pd.DataFrame, name: str, suffix: str = "") -> Table:
     return make_table(
         frame.head(MAX_ROWS),
-        COLUMNS[name],
+        columns_of(name, frame),
         table_id=f"table-{name}{suffix}",
         caption=f"{name}{suffix.replace('-', ' ')}",
         csv=f"{name}.csv",
@@ -142,7 +97,7 @@ def _sku_section(results: pd.DataFrame, sku: str, pictures: Pictures) -> _SkuSec
 
 
 def _problem_sections(
-    current: Iterable[Search], names: _ProblemNames, drawn: Mapping[str, Sequence[Picture]]
+    current: Iterable[Search], names: ProblemNames, drawn: Mapping[str, Sequence[Picture]]
 ) -> Iterable[_ProblemSection]:
     headings = {
         problem_anchor(s): f"{s.key.problem.op} {names.short[s.key.problem.op, str(s.key.problem)]}"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 
+import pandas as pd
+
 from ... import __version__
 from .collected import Collected
-from .columns import COLUMNS
-from .tables import Table, make_table
+from .columns import columns_of
+from .problem_names import ProblemNames
+from .tables import Column, Table, make_table
 from .wording import iso_time
 
 __all__ = ["MAX_ROWS", "report_markdown"]
@@ -17,98 +20,44 @@ __all__ = ["MAX_ROWS", "report_markdown"]
 MAX_ROWS = 60
 """Of a table: a comment on a pull request holds 65,536 characters."""
 
-_SECTIONS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
+_SECTIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "devices": (
-            "Environment",
-            ("sku", "device", "provenance", "policy", "versions", "num_trials", "date"),
-        ),
+        "devices": ("Environment", "sku device provenance policy versions num_trials date"),
         "summary": (
             "Summary",
-            (
-                "sku",
-                "op",
-                "provenance",
-                "num_problems",
-                "num_decided",
-                "geomean_gain_over_default",
-                "smallest_gain_over_default",
-                "num_with_baseline",
-                "geomean_speedup_over_baseline",
-                "speedup_provenance",
-                "median_share_of_roofline",
-            ),
+            "sku op provenance num_problems num_decided geomean_gain_over_default "
+            "smallest_gain_over_default median_share_of_roofline",
         ),
-        "results": (
-            "Results",
-            (
-                "sku",
-                "op",
-                "problem",
-                "provenance",
-                "time_us",
-                "ci_low_us",
-                "gain_over_default",
-                "share_of_roofline",
-                "baseline",
-                "speedup_over_baseline",
-                "speedup_provenance",
-                "template",
-                "state",
-            ),
-        ),
-        "comparison": (
+        "comparison_summary": (
             "Across SKUs",
-            (
-                "op",
-                "problem",
-                "base_sku",
-                "base_time_us",
-                "sku",
-                "time_us",
-                "speedup",
-                "speedup_provenance",
-                "bandwidth_ratio",
-                "roofline_ratio",
-            ),
-        ),
-        "transfer_summary": (
-            "What the winner of one SKU costs on another",
-            (
-                "op",
-                "from_sku",
-                "from_provenance",
-                "sku",
-                "provenance",
-                "num_common",
-                "num_timed",
-                "geomean_cost",
-                "largest_cost",
-            ),
+            "op base_sku sku provenance num_problems geomean_speedup smallest_speedup "
+            "largest_speedup bandwidth_ratio peak_ratio geomean_roofline_ratio num_same_config",
         ),
         "libraries_summary": (
             "Other libraries across SKUs",
-            (
-                "op",
-                "library",
-                "base_sku",
-                "sku",
-                "provenance",
-                "num_problems",
-                "geomean_ratio",
-                "bandwidth_ratio",
-                "geomean_roofline_ratio",
-                "base_library_versions",
-                "library_versions",
-            ),
+            "op library base_sku sku provenance num_problems geomean_ratio smallest_ratio "
+            "largest_ratio bandwidth_ratio peak_ratio base_library_versions library_versions",
         ),
-        "failures": (
-            "Failures",
-            ("sku", "op", "provenance", "status", "num_trials", "share_of_trials", "reasons"),
+        "times": ("Times side by side", ""),
+        "parameter_changes": (
+            "What changed in the winners",
+            "op base_sku sku provenance parameter num_changed num_problems changes",
         ),
+        "transfer_matrix": ("What the winner of one SKU costs on another", ""),
+        "results": (
+            "Results",
+            "sku op problem provenance time_us ci_low_us gain_over_default achieved_gbps "
+            "share_of_roofline baseline speedup_over_baseline speedup_provenance template state",
+        ),
+        "baselines_summary": (
+            "Other libraries against ours",
+            "sku op library library_versions num_problems num_faster geomean_speedup "
+            "smallest_speedup largest_speedup compared",
+        ),
+        "failures": ("Failures", "sku op provenance status num_trials share_of_trials reasons"),
     }
 )
-"""Heading and columns by the name of the frame."""
+"""Heading and columns by the name of the frame; no columns named: all of the page's."""
 
 
 def report_markdown(collected: Collected, *, generated_at: datetime) -> str:
@@ -121,26 +70,35 @@ def report_markdown(collected: Collected, *, generated_at: datetime) -> str:
         "call; measured, predicted and published figures are marked, and a ratio of two kinds says "
         "mixed.",
     ]
+    names = ProblemNames(collected)
+    lines += [line for sentence in names.shared_sentences() for line in ("", f"{sentence}.")]
+    devices = columns_of("devices", collected.frames.devices)
     for name, frame in collected.frames.named():
         if name in _SECTIONS and len(frame):
             heading, wanted = _SECTIONS[name]
-            lines += ["", f"## {heading}", "", *_table(collected, name, wanted)]
+            table = _table(names.shortened(frame), name, wanted.split(), devices)
+            lines += ["", f"## {heading}", "", *_lines(table)]
     if not len(collected.frames.results) and not len(collected.frames.baselines):
         lines += ["", f"No trials for {skus} in the databases given."]
     return "\n".join(lines)
 
 
-def _table(collected: Collected, name: str, wanted: tuple[str, ...]) -> Iterator[str]:
-    frame = getattr(collected.frames, name)
-    known = {column.name: column for column in (*COLUMNS[name], *COLUMNS["devices"])}
-    table = make_table(
+def _table(
+    frame: pd.DataFrame, name: str, wanted: Sequence[str], devices: Iterable[Column]
+) -> Table:
+    columns = columns_of(name, frame)
+    known = {column.name: column for column in (*devices, *columns)}
+    return make_table(
         frame.head(MAX_ROWS),
-        [known[column] for column in wanted],
+        [known[column] for column in wanted] if wanted else columns,
         table_id=name,
         caption=name,
         csv=f"{name}.csv",
         num_rows=len(frame),
     )
+
+
+def _lines(table: Table) -> Iterator[str]:
     yield _row([column.heading for column in table.columns])
     yield _row(["--:" if column.is_number else ":--" for column in table.columns])
     yield from (_row([cell.text for cell in row]) for row in table.rows)

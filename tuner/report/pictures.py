@@ -42,8 +42,10 @@ class Pictures:
     """By the HTML id of the problem."""
     num_searches_left_out: int
     """Searches that have no plot of their own."""
-    across: Sequence[Picture]
-    libraries: Sequence[Picture]
+    ratios: Sequence[Picture]
+    """How many times as fast each SKU is as the base: the main figure."""
+    times: Sequence[Picture]
+    """Times of all SKUs by problem."""
 
 
 class Gallery:

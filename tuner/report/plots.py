@@ -1,14 +1,16 @@
-"""SKUs against each other: our best by problem, and other libraries by how much faster they get."""
+"""SKUs against each other: how much faster each is, ours and other libraries, and our times."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from .comparison import best_us, side_by_side
 from .drawing import Plot, draw_marks, light_grid, literal, markers, new_figure, plain_numbers
+from .matrices import OURS
 from .rows import geometric_mean
 from .searches import Search
 from .wording import common_fields, problem_text, slug
@@ -16,7 +18,10 @@ from .wording import common_fields, problem_text, slug
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["library_plots", "times_plots"]
+__all__ = ["ratios_plots", "times_plots"]
+
+MAX_PROBLEMS = 60
+"""Of a plot of times; tables have all."""
 
 
 def times_plots(searches: Sequence[Search], skus: Sequence[str]) -> Iterator[Plot]:
@@ -26,21 +31,23 @@ def times_plots(searches: Sequence[Search], skus: Sequence[str]) -> Iterator[Plo
     for by_sku in common:
         by_op.setdefault(next(iter(by_sku.values()))[0].key.problem.op, []).append(by_sku)
     for op, problems in by_op.items():
-        yield _times_plot(op, problems, [s for s in skus if any(s in p for p in problems)])
+        present = [sku for sku in skus if any(sku in by_sku for by_sku in problems)]
+        yield _times_plot(op, problems, present)
 
 
-def _times_plot(op: str, problems: list[dict[str, list[Search]]], skus: Sequence[str]) -> Plot:
-    figure = new_figure(8.0, 1.9 + 0.34 * len(problems), layout="constrained")
-    axes = figure.add_subplot()
+def _times_plot(op: str, found: list[dict[str, list[Search]]], skus: Sequence[str]) -> Plot:
+    problems = found[:MAX_PROBLEMS]
     firsts = [next(iter(by_sku.values()))[0].key for by_sku in problems]
     shared = common_fields(key.problem for key in firsts)
     policies = {key.policy for key in firsts}
-    for sku, marker in zip(skus, markers(len(skus)), strict=True):
-        _draw_sku(axes, problems, sku, marker)
     names = [
         problem_text(k.problem, shared) + (f" ({k.policy})" if len(policies) > 1 else "")
         for k in firsts
     ]
+    figure = new_figure(_label_inches(names) + 5.0, 1.5 + 0.25 * len(names), layout="constrained")
+    axes = figure.add_subplot()
+    for sku, marker in zip(skus, markers(len(skus)), strict=True):
+        _draw_sku(axes, problems, sku, marker)
     axes.set_yticks(range(len(names)), map(literal, names), fontsize=8)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xscale("log")
@@ -51,6 +58,8 @@ def _times_plot(op: str, problems: list[dict[str, list[Search]]], skus: Sequence
     figure.legend(loc="outside upper center", ncols=3, fontsize=8, frameon=False)
     rest = " ".join(f"{name}={value}" for name, value in shared.items())
     caption = f"{op}: time of each SKU's best config by problem" + (f"; all {rest}" if rest else "")
+    if len(problems) < len(found):
+        caption += f"; the first {len(problems)} of {len(found)} problems"
     return Plot(slug(["times", op]), caption, figure)
 
 
@@ -75,29 +84,47 @@ def _draw_sku(axes: Axes, problems: list[dict[str, list[Search]]], sku: str, mar
         )
 
 
-def library_plots(libraries: pd.DataFrame) -> Iterator[Plot]:
-    """For each operation, how many times as fast each library is on a SKU as on the base.
+def ratios_plots(
+    comparison: pd.DataFrame, libraries: pd.DataFrame, skus: Sequence[str]
+) -> Iterator[Plot]:
+    """For each base, how many times as fast every SKU is, by operation and whose kernel it is.
 
-    ``libraries`` is the frame of that name; every problem is a point.
+    ``comparison`` and ``libraries`` are the frames of those names; every problem is a point.
     """
-    for (op, base_sku), found in libraries.groupby(["op", "base_sku"], sort=False):
-        yield _library_plot(str(op), str(base_sku), found)
+    ours = comparison.assign(
+        library=OURS, ratio=comparison["speedup"], ratio_provenance=comparison["speedup_provenance"]
+    )
+    columns = [
+        "base_sku", "sku", "op", "library", "ratio", "ratio_provenance",
+        "bandwidth_ratio", "peak_ratio",
+    ]  # fmt: skip
+    found = pd.concat([ours[columns], libraries[columns]])
+    for base_sku in skus:
+        against = found[found["base_sku"] == base_sku]
+        if len(against):
+            yield _ratios_plot(base_sku, against, skus)
 
 
-def _library_plot(op: str, base_sku: str, found: pd.DataFrame) -> Plot:
-    groups = list(found.groupby(["sku", "library", "ratio_provenance"], sort=False))
-    figure = new_figure(8.0, 1.7 + 0.36 * len(groups), layout="constrained")
+def _ratios_plot(base_sku: str, found: pd.DataFrame, skus: Sequence[str]) -> Plot:
+    by = ["sku", "op", "library", "ratio_provenance"]
+    groups = sorted(found.groupby(by, sort=False), key=lambda group: skus.index(group[0][0]))
+    names = [
+        f"{sku}: {op}, {library} ({provenance}, {len(rows)})"
+        for (sku, op, library, provenance), rows in groups
+    ]
+    room = _label_inches(names)
+    figure = new_figure(room + 5.5, 1.5 + 0.3 * len(groups), layout="constrained")
     axes = figure.add_subplot()
-    for place, (_, rows) in enumerate(groups):
-        _draw_ratios(axes, rows, place)
-    names = [f"{sku}: {library} ({provenance})" for (sku, library, provenance), _ in groups]
+    for place, ((*_, provenance), rows) in enumerate(groups):
+        _draw_ratios(axes, rows, place, is_filled=provenance == "measured")
+    _separate_skus(axes, [str(sku) for (sku, *_), _ in groups])
     axes.set_yticks(range(len(names)), map(literal, names), fontsize=8)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xscale("log")
     plain_numbers(axes.xaxis)
     axes.axvline(1.0, color="0.4", linewidth=1.0)
     axes.set_xlabel(f"times as fast as on {base_sku} (ratio, no unit)")
-    axes.set_ylabel("SKU: library (provenance)")
+    axes.set_ylabel("SKU: operation, kernel (provenance, problems)", fontsize=9)
     light_grid(axes)
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
@@ -109,18 +136,44 @@ def _library_plot(op: str, base_sku: str, found: pd.DataFrame) -> Plot:
         fontsize=8,
         frameon=False,
     )
-    caption = f"{op}: other libraries on each SKU against {base_sku}, every problem a point"
-    return Plot(slug(["libraries", op, base_sku]), caption, figure)
-
-
-def _draw_ratios(axes: Axes, rows: pd.DataFrame, place: int) -> None:
-    ratios = rows["ratio"].to_list()
-    style: dict[str, object] = {"marker": "o", "markerfacecolor": "none", "color": "0.6"}
-    draw_marks(axes, ratios, [place] * len(ratios), "one problem", style)
-    marks = (
-        ("geometric mean", geometric_mean(ratios), "D"),
-        ("bandwidth alone would give", rows["bandwidth_ratio"].iloc[0], "|"),
-        ("peak rate alone would give", rows["peak_ratio"].iloc[0], "x"),
+    caption = (
+        f"every SKU against {base_sku}: how many times as fast the same problem runs, a point a "
+        "problem; a predicted time rests on the bandwidth and peak rate of its SKU, so a mixed "
+        "ratio is no evidence about them"
     )
-    for label, value, marker in marks:
-        axes.plot([value], [place], marker, color="black", markersize=9, label=label)
+    return Plot(slug(["ratios", base_sku]), caption, figure)
+
+
+def _separate_skus(axes: Axes, skus: Sequence[str]) -> None:
+    for place, (above, below) in enumerate(pairwise(skus)):
+        if above != below:
+            axes.axhline(place + 0.5, color="0.75", linewidth=0.8)
+
+
+def _draw_ratios(axes: Axes, rows: pd.DataFrame, place: int, *, is_filled: bool) -> None:
+    ratios = rows["ratio"].to_list()
+    style: dict[str, object] = {"marker": "o", "markerfacecolor": "none", "color": "0.65"}
+    draw_marks(axes, ratios, [place] * len(ratios), "one problem", style)
+    face = "black" if is_filled else "white"
+    kind = "measured on both" if is_filled else "published, predicted or mixed"
+    marks = (
+        (f"geometric mean, {kind}", geometric_mean(ratios), "D", face),
+        ("bandwidth alone would give", rows["bandwidth_ratio"].iloc[0], "|", face),
+        ("peak rate alone would give", rows["peak_ratio"].iloc[0], "x", face),
+    )
+    for label, value, marker, inside in marks:
+        axes.plot(
+            [value],
+            [place],
+            marker,
+            color="black",
+            markerfacecolor=inside,
+            markersize=8,
+            markeredgewidth=1.5,
+            label=label,
+        )
+
+
+def _label_inches(names: Sequence[str]) -> float:
+    """Room for the longest of these labels: the layout gives up where they leave none for axes."""
+    return 0.07 * max(map(len, names))

@@ -81,6 +81,8 @@ class ResultRow(Origin):
     ci_low_us: float | None
     ci_high_us: float | None
     num_samples: int
+    is_settled: bool | None
+    """Whether it is faster than the second best beyond the intervals of both."""
     num_trials: int
     trials_by_status: str
     trial_id: int | None
@@ -180,6 +182,7 @@ def result_row(search: Search) -> ResultRow:
         ci_low_us=spread.ci_low_us if spread else None,
         ci_high_us=spread.ci_high_us if spread else None,
         num_samples=num_samples(timing) if timing else 0,
+        is_settled=_is_lead_settled(search),
         num_trials=len(search.trials),
         trials_by_status=counts_text(search.status_counts),
         trial_id=best.trial_id if best else None,
@@ -190,6 +193,19 @@ def result_row(search: Search) -> ResultRow:
 def num_samples(timing: Timing) -> int:
     """How many samples are behind a time; 0 for a prediction, which has no spread."""
     return timing.num_samples or len(timing.samples_us)
+
+
+def is_settled(faster: Timing, slower: Timing) -> bool | None:
+    """Whether the interval of the slower lies above that of the faster; None where one has none."""
+    if not (num_samples(faster) and num_samples(slower)):
+        return None
+    return slower.ci_low_us > faster.ci_high_us
+
+
+def _is_lead_settled(search: Search) -> bool | None:
+    timings = [trial.evaluation.timing for trial in search.ranked[:2]]
+    faster, slower = timings if len(timings) == 2 else (None, None)
+    return is_settled(faster, slower) if faster and slower else None
 
 
 def device_rows(searches: Iterable[Search]) -> Iterator[DeviceRow]:
@@ -215,18 +231,19 @@ def device_rows(searches: Iterable[Search]) -> Iterator[DeviceRow]:
         )
 
 
-def summary_rows(searches: Iterable[Search]) -> Iterator[SummaryRow]:
-    """One row an operation, SKU, provenance and policy."""
+def summary_rows(searches: Sequence[Search], results: Sequence[ResultRow]) -> Iterator[SummaryRow]:
+    """One row an operation, SKU, provenance and policy; ``results`` are those of the searches."""
+    result_of = {id(search): row for search, row in zip(searches, results, strict=True)}
     for group in groups(searches):
-        results = [result_row(search) for search in group]
-        gains = [r.gain_over_default for r in results if r.gain_over_default is not None]
-        shares = [r.share_of_roofline for r in results if r.share_of_roofline is not None]
-        speedups = [r.speedup_over_baseline for r in results if r.speedup_over_baseline is not None]
-        bases = dict.fromkeys(r.speedup_provenance for r in results if r.speedup_provenance)
+        rows = [result_of[id(search)] for search in group]
+        gains = [r.gain_over_default for r in rows if r.gain_over_default is not None]
+        shares = [r.share_of_roofline for r in rows if r.share_of_roofline is not None]
+        speedups = [r.speedup_over_baseline for r in rows if r.speedup_over_baseline is not None]
+        bases = dict.fromkeys(r.speedup_provenance for r in rows if r.speedup_provenance)
         yield SummaryRow(
             **group_origin(group),
             op=group[0].key.problem.op,
-            num_problems=len(results),
+            num_problems=len(rows),
             num_decided=sum(s.winner is not None for s in group),
             num_compared=len(gains),
             geomean_gain_over_default=geometric_mean(gains) if gains else None,
@@ -236,7 +253,7 @@ def summary_rows(searches: Iterable[Search]) -> Iterator[SummaryRow]:
             smallest_speedup_over_baseline=min(speedups, default=None),
             speedup_provenance="; ".join(bases) or None,
             median_share_of_roofline=median(shares) if shares else None,
-            num_trials=sum(r.num_trials for r in results),
+            num_trials=sum(r.num_trials for r in rows),
         )
 
 

@@ -6,13 +6,15 @@ What they found is ``rows``'.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from itertools import accumulate
+from typing import Any
 
 from ..records import TrialStatus
 from .rows import Origin, counts_text, group_origin, groups, origin
 from .searches import Search, is_ok
-from .wording import iso_time
+from .wording import config_texts, iso_time
 
 __all__ = [
     "BinaryRow",
@@ -21,7 +23,7 @@ __all__ = [
     "SearchRow",
     "binary_rows",
     "failure_rows",
-    "progress_rows",
+    "progress_columns",
     "search_row",
 ]
 
@@ -144,32 +146,46 @@ def search_row(search: Search, *, is_shown: bool) -> SearchRow:
     )
 
 
-def progress_rows(search: Search) -> Iterator[ProgressRow]:
-    """One row a trial, in the order they ended."""
-    about = origin(search)
-    op, problem, digest = search.key.problem.op, str(search.key.problem), search.key.digest
-    best_us: float | None = None
-    gpu_s = 0.0
-    for trial in search.trials:
-        evaluation = trial.evaluation
-        time_us = evaluation.time_us
-        gpu_s += evaluation.measure_s
-        if is_ok(trial) and time_us is not None:
-            best_us = time_us if best_us is None else min(best_us, time_us)
-        yield ProgressRow(
-            **{**about, "date": iso_time(trial.created_at)},
-            op=op,
-            problem=problem,
-            study_digest=digest,
-            number=trial.number,
-            status=evaluation.status.value,
-            time_us=time_us,
-            best_us=best_us,
-            gpu_s=gpu_s,
-            config_id=evaluation.config.config_id,
-            template=evaluation.config.template,
-            config=str(evaluation.config),
-        )
+def progress_columns(searches: Iterable[Search]) -> Mapping[str, list[Any]]:
+    """The fields of ``ProgressRow`` with a value for each trial, in the order they ended.
+
+    Columns and not rows: nothing else in a report has as many.
+    """
+    columns: dict[str, list[Any]] = {field.name: [] for field in fields(ProgressRow)}
+    for search in searches:
+        for name, values in _progress(search).items():
+            columns[name] += values
+    return columns
+
+
+def _progress(search: Search) -> dict[str, list[Any]]:
+    key, trials = search.key, search.trials
+    evaluations = [trial.evaluation for trial in trials]
+    times_us = [evaluation.time_us for evaluation in evaluations]
+    right_us = [us if is_ok(t) else None for t, us in zip(trials, times_us, strict=True)]
+    texts = [config_texts(evaluation.config) for evaluation in evaluations]
+    alike = {
+        **origin(search),
+        "op": key.problem.op,
+        "problem": str(key.problem),
+        "study_digest": key.digest,
+    }
+    return {
+        **{name: [value] * len(trials) for name, value in alike.items()},
+        "date": [iso_time(trial.created_at) for trial in trials],
+        "number": [trial.number for trial in trials],
+        "status": [evaluation.status.value for evaluation in evaluations],
+        "time_us": times_us,
+        "best_us": list(accumulate(right_us, _faster)),
+        "gpu_s": list(accumulate(evaluation.measure_s for evaluation in evaluations)),
+        "config_id": [config_id for config_id, _ in texts],
+        "template": [evaluation.config.template for evaluation in evaluations],
+        "config": [values for _, values in texts],
+    }
+
+
+def _faster(best_us: float | None, time_us: float | None) -> float | None:
+    return min(filter(None, (best_us, time_us)), default=None)
 
 
 def failure_rows(searches: Iterable[Search]) -> Iterator[FailureRow]:

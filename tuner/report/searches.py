@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Literal
 
 from ...errors import UnknownNameError, UnsupportedError, UsageError
 from ...kernels.base import Config, Problem
-from ...kernels.registry import template
-from ...search_spaces.registry import joint_space, space_of
+from ...kernels.registry import supported_templates, template
+from ...search_spaces.registry import space_of
 from ..catalog import workload, workload_names
 from ..records import Provenance, StudyKey, TrialStatus
 from ..sku_names import resolve_sku_names
@@ -26,7 +26,16 @@ if TYPE_CHECKING:
     from ..store import Store
     from ..store.records import StudyRecord, TrialRecord, WinnerRecord
 
-__all__ = ["Search", "SearchState", "load_searches", "ordered_skus", "resolve_skus", "shown"]
+__all__ = [
+    "Search",
+    "SearchState",
+    "is_library",
+    "load_searches",
+    "ordered_skus",
+    "resolve_skus",
+    "shown",
+    "with_baselines",
+]
 
 SearchState = Literal["decided", "undecided", "nothing worked"]
 
@@ -59,6 +68,12 @@ class Search:
         return self.key.provenance is Provenance.PREDICTED
 
     @cached_property
+    def has_libraries(self) -> bool:
+        """Whether it measured kernels of other libraries: beside our winner, no search of ours."""
+        op = self.key.problem.op
+        return any(is_library(op, name) for name, _ in self.key.template_hashes)
+
+    @cached_property
     def status_counts(self) -> dict[TrialStatus, int]:
         """Number of trials by status, the commonest first, the fixed order among equals."""
         counts = Counter(trial.evaluation.status for trial in self.trials)
@@ -72,6 +87,18 @@ class Search:
             return self.winner.trial
         timed = [t for t in self.trials if is_ok(t)]
         return min(timed, key=lambda t: t.evaluation.time_us or 0.0, default=None)
+
+    @cached_property
+    def ranked(self) -> tuple[TrialRecord, ...]:
+        """Trials that were ok: finalists in their final order, then the others by time."""
+        finals = self.winner.finals if self.winner is not None else ()
+        places = {trial_id: place for place, trial_id in enumerate(finals)}
+        return tuple(
+            sorted(
+                filter(is_ok, self.trials),
+                key=lambda t: (places.get(t.trial_id, len(places)), t.evaluation.time_us or 0.0),
+            )
+        )
 
     @cached_property
     def by_config(self) -> dict[Config, TrialRecord]:
@@ -135,19 +162,14 @@ def resolve_skus(stores: Sequence[Store], gpus: Sequence[str] | None) -> tuple[s
     return resolve_sku_names(gpus, present)
 
 
-def load_searches(
-    stores: Sequence[Store], skus: Sequence[str] | None, baselines: Iterable[Baseline] = ()
-) -> tuple[Search, ...]:
+def load_searches(stores: Sequence[Store], skus: Sequence[str] | None) -> tuple[Search, ...]:
     """All searches of the stores on these SKUs, by problem, then in the order they were made.
 
     The same study in two databases is shown once: as it was decided last, else with most trials,
-    else from the earlier store. Each takes the ``baselines`` of its problem and SKU along.
+    else from the earlier store.
     """
     found: dict[str, Search] = {}
     labels = _workload_labels()
-    others: dict[tuple[Problem, str], list[Baseline]] = {}
-    for baseline in baselines:
-        others.setdefault((baseline.key.problem, baseline.sku), []).append(baseline)
     for store in stores:
         winners = {winner.study.study_id: winner for winner in store.winners(skus=skus)}
         studies = store.studies(skus=skus)
@@ -159,12 +181,22 @@ def load_searches(
                 tuple(trials[study.study_id]),
                 winners.get(study.study_id),
                 labels.get(problem, ""),
-                tuple(others.get((problem, study.key.device.sku), ())),
             )
             known = found.get(study.key.digest)
             if known is None or _completeness(search) > _completeness(known):
                 found[study.key.digest] = search
     return tuple(sorted(found.values(), key=_order))
+
+
+def with_baselines(searches: Iterable[Search], baselines: Iterable[Baseline]) -> tuple[Search, ...]:
+    """The searches, each with the baselines of its problem and SKU."""
+    others: dict[tuple[Problem, str], list[Baseline]] = {}
+    for baseline in baselines:
+        others.setdefault((baseline.key.problem, baseline.sku), []).append(baseline)
+    return tuple(
+        replace(search, baselines=tuple(others.get((search.key.problem, search.sku), ())))
+        for search in searches
+    )
 
 
 def _workload_labels() -> dict[Problem, str]:
@@ -178,9 +210,19 @@ def _workload_labels() -> dict[Problem, str]:
 def _default_config(key: StudyKey) -> Config | None:
     """What runs untuned; None where this installation has no template for the problem."""
     try:
-        return joint_space(key.problem, key.device).default
+        first = supported_templates(key.problem, key.device)[0]
+        return space_of(key.problem, first.name, key.device).default
     except (UnknownNameError, UnsupportedError):
         return None
+
+
+@cache
+def is_library(op: str, name: str) -> bool:
+    """Whether the template is another library's kernel, as far as this installation knows it."""
+    try:
+        return template(op, name).is_external
+    except UnknownNameError:
+        return False
 
 
 @cache
@@ -215,7 +257,8 @@ def _order(search: Search) -> tuple[object, ...]:
 def shown(searches: Iterable[Search]) -> tuple[Search, ...]:
     """The search that speaks for each problem, SKU, provenance and policy: the last decided.
 
-    Where none is decided, the one that changed last. The others stay in the list of searches.
+    Ours before one of libraries. Where none is decided, the one that changed last. The others
+    stay in the list of searches.
     """
     chosen: dict[tuple[object, ...], Search] = {}
     for search in searches:
@@ -226,8 +269,9 @@ def shown(searches: Iterable[Search]) -> tuple[Search, ...]:
     return tuple(chosen.values())
 
 
-def _currency(search: Search) -> tuple[bool, str]:
-    return search.winner is not None, iso_time(search.last_change)
+def _currency(search: Search) -> tuple[bool, bool, str]:
+    is_decided = search.winner is not None
+    return not search.has_libraries, is_decided, iso_time(search.last_change)
 
 
 def ordered_skus(

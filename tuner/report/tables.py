@@ -8,7 +8,7 @@ from typing import Literal
 
 import pandas as pd
 
-__all__ = ["Cell", "Column", "Table", "make_table", "written"]
+__all__ = ["Cell", "Column", "Kind", "Table", "make_table", "written"]
 
 Kind = Literal["text", "count", "time", "ratio", "percent", "gigabytes", "range", "tiny"]
 
@@ -24,6 +24,8 @@ class Column:
     kind: Kind = "text"
     upper: str = ""
     """For a range, the column with its upper end."""
+    mark: str = ""
+    """The column with a word that the cell ends with, in brackets, unless it is ``measured``."""
     href: str = ""
     """The column with the target of a link, where the frame has it."""
     is_identity: bool = False
@@ -120,6 +122,9 @@ def _cell(column: Column, row: dict[str, object]) -> Cell:
     text = written(value, column.kind)
     if column.kind == "range" and value is not None:
         text = f"{written(value, 'time')} to {written(row[column.upper], 'time')}"
+    mark = row.get(column.mark)
+    if mark and mark != "measured":
+        text = f"{text} ({mark})"
     href = row.get(column.href)
     return Cell(text, "" if value is None else str(value), str(href) if href else "")
 

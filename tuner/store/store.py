@@ -154,7 +154,7 @@ class Store:
     def trials_by_study(self, study_ids: Sequence[int]) -> dict[int, list[TrialRecord]]:
         """Like ``trials`` for many studies at one moment: what they share is decoded once."""
         with self.reading() as reader:
-            return {each: reader.trials(TrialRow.study_id == each) for each in study_ids}
+            return reader.trials_by_study(study_ids)
 
     def winners(
         self, *, op: str | None = None, skus: Sequence[str] | None = None

@@ -8,11 +8,11 @@ from tilescout.tuner.records import MeasurementPolicy, Provenance
 from tilescout.tuner.report.baseline_rows import (
     baseline_rows,
     library_rows,
-    library_summary_rows,
 )
 from tilescout.tuner.report.baselines import load_baselines
+from tilescout.tuner.report.library_summaries import library_summary_rows
 from tilescout.tuner.report.rows import result_row, summary_rows
-from tilescout.tuner.report.searches import load_searches, ordered_skus
+from tilescout.tuner.report.searches import load_searches, ordered_skus, with_baselines
 from toy_op import ToyProblem
 
 PROBLEM = ToyProblem(1 << 20)
@@ -29,7 +29,7 @@ def ours(store, h200):
 
 def loaded(store):
     baselines = load_baselines([store], None)
-    return baselines, load_searches([store], None, baselines)
+    return baselines, with_baselines(load_searches([store], None), baselines)
 
 
 def test_the_fastest_of_the_same_policy_is_the_baseline(ours, h200):
@@ -42,7 +42,7 @@ def test_the_fastest_of_the_same_policy_is_the_baseline(ours, h200):
     assert (row.baseline, row.baseline_version, row.baseline_time_us) == ("rival fast", "1.2", 15.0)
     assert row.speedup_over_baseline == pytest.approx(1.2)
     assert (row.baseline_provenance, row.speedup_provenance) == ("measured", "measured")
-    (summary,) = summary_rows([search])
+    (summary,) = summary_rows([search], [row])
     assert (summary.num_with_baseline, summary.speedup_provenance) == (1, "measured")
     assert summary.geomean_speedup_over_baseline == pytest.approx(1.2)
 

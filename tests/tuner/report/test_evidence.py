@@ -10,8 +10,8 @@ from tilescout.tuner.report.evidence import (
     accuracy_row,
     best_config_rows,
     importance_rows,
-    is_order_settled,
 )
+from tilescout.tuner.report.rows import result_row
 from tilescout.tuner.report.searches import load_searches
 from tilescout.tuner.report.transfer import transfer_pair_rows, transfer_rows
 from tilescout.tuner.search.importance import TEMPLATE, parameter_importance
@@ -55,7 +55,8 @@ def test_an_order_is_settled_where_the_intervals_are_apart(store, h200, second_u
     searched = Searched(PROBLEM, h200)
     trials = [timed(searched, SPLIT, 12.5), timed(searched, WIDE, second_us)]
     search = searched_once(store, searched, trials, [SPLIT, WIDE])
-    assert is_order_settled(search) is is_settled
+    assert [row.is_settled for row in best_config_rows(search)] == [None, is_settled]
+    assert result_row(search).is_settled is is_settled
 
 
 def test_predictions_have_no_interval_and_settle_nothing(store, h200):
@@ -63,7 +64,8 @@ def test_predictions_have_no_interval_and_settle_nothing(store, h200):
     trials = [timed(searched, SPLIT, 12.5), timed(searched, WIDE, 20.0)]
     search = searched_once(store, searched, trials, [SPLIT, WIDE])
     assert [row.ci_low_us for row in best_config_rows(search)] == [None, None]
-    assert is_order_settled(search) is None
+    assert [row.is_settled for row in best_config_rows(search)] == [None, None]
+    assert result_row(search).is_settled is None
     assert accuracy_row(search) is None
 
 

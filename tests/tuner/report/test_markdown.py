@@ -37,15 +37,20 @@ def test_the_tables_are_there_with_their_figures(filled, h200, b200):
     assert list(found) == [
         "Environment",
         "Summary",
-        "Results",
         "Across SKUs",
-        "What the winner of one SKU costs on another",
         "Other libraries across SKUs",
+        "Times side by side",
+        "What changed in the winners",
+        "What the winner of one SKU costs on another",
+        "Results",
+        "Other libraries against ours",
         "Failures",
     ]
     first = found["Results"][0]
     assert {"12.50", "1.60x", "rival fast", "1.20x"} <= set(first)
     assert "mixed: measured / predicted" in found["Across SKUs"][0]
+    ours = next(row for row in found["Times side by side"] if "tilescout" in row)
+    assert ours[-2:] == ["12.50", "8.000 (predicted)"]
 
 
 def test_text_stays_in_its_cell(store, h200):

@@ -81,10 +81,12 @@ def test_progress_follows_the_best_ok_time(store, h200):
         timed(searched, SPLIT, 12.5),
         timed(searched, WIDE, 15.0),
     ]
-    found = list(search_rows.progress_rows(searched_once(store, searched, trials)))
-    assert [row.best_us for row in found] == [None, 20.0, 20.0, 12.5, 12.5]
-    assert [row.time_us for row in found] == [None, 20.0, 5.0, 12.5, 15.0]
-    assert [row.number for row in found] == [0, 1, 2, 3, 4]
+    found = search_rows.progress_columns([searched_once(store, searched, trials)])
+    assert found["best_us"] == [None, 20.0, 20.0, 12.5, 12.5]
+    assert found["time_us"] == [None, 20.0, 5.0, 12.5, 15.0]
+    assert found["number"] == [0, 1, 2, 3, 4]
+    assert found["config"] == [str(trial.config) for trial in trials]
+    assert {len(values) for values in found.values()} == {5}
 
 
 def test_failures_are_counted_by_status_with_the_commonest_reasons_last(store, h200):
@@ -125,9 +127,8 @@ def test_binary_facts_are_those_of_the_winner(store, h200):
 
 
 def test_summary_speaks_of_the_problems_that_have_both_times(filled):
-    measured, predicted = rows.summary_rows(
-        sorted(load_searches([filled], None), key=lambda s: s.is_predicted)
-    )
+    searches = sorted(load_searches([filled], None), key=lambda s: s.is_predicted)
+    measured, predicted = rows.summary_rows(searches, list(map(rows.result_row, searches)))
     assert (measured.num_problems, measured.num_compared) == (2, 2)
     assert measured.geomean_gain_over_default == pytest.approx(1.6)
     assert (predicted.num_problems, predicted.provenance) == (1, "predicted")
