@@ -23,6 +23,7 @@ _PUBLIC = {
     "tune": "tilescout.tuner.tune",
     "tuning": "tilescout.tuner.adoption",
     "use_bundle": "tilescout.tuner.bundle",
+    "use_external": "tilescout.tuner.external",
     "use_lock": "tilescout.tuner.dispatch",
     "warmup": "tilescout.ops.warmup",
 }

@@ -1,7 +1,8 @@
 """Gated delta net over whole sequences, with the signature of flash-linear-attention.
 
 Checks the tensors, looks the config up, launches. The checks read shapes, never values on the
-device, so that no call waits for it. Nothing here is differentiable.
+device, so that no call waits for it. What autograd records is refused or a library's, see
+``gdn_external``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from .gdn_checks import (
     num_sequences,
     refuse_arguments,
 )
+from .gdn_external import differentiable_chunk, is_for_library, is_served, libraries
 from .gdn_library import DeltaRuleOperator
 from .launchers import LauncherCache
 from .library import is_traced
@@ -79,7 +81,7 @@ def chunk_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
         cu_seqlens: int32 or int64 ``[N + 1]``: bounds of sequences packed along T, in any order and
             of any length; rows behind the last one become 0.
         cu_seqlens_cpu: The same on the CPU: the look-up then knows the longest sequence, and takes
-            them to be equal without it.
+            them to be equal without it. Libraries serve packed sequences only where it is given.
         chunk_indices: Refused: it numbers chunks of FLA's size; ours are found on the device.
         cp_context: Refused: sequences are not spread over devices.
         use_gate_in_kernel: g = -exp(A_log) softplus(g + dt_bias).
@@ -92,8 +94,9 @@ def chunk_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
 
     Raises:
         UsageError: a tensor has a wrong shape, dtype or device, or an input requires grad under
-            grad mode.
-        UnsupportedError: an argument is refused, or no template serves the problem on this GPU.
+            grad mode and ``use_external`` lets no library serve it.
+        UnsupportedError: an argument is refused, or no template serves the problem on this GPU, or
+            no library with a backward.
     """
     refuse_arguments(_FUNCTION, chunk_indices=chunk_indices, cp_context=cp_context, **unknown)
     if is_traced(q):
@@ -118,7 +121,7 @@ def chunk_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
             cu_seqlens_cpu=cu_seqlens_cpu,
         )
     check_tokens(_FUNCTION, q, k, v)
-    refuse_grad(_FUNCTION, q, k, v, g, beta, initial_state, A_log, dt_bias)
+    has_grad = is_for_library(_FUNCTION, q, k, v, g, beta, initial_state, A_log, dt_bias)
     check_beta_options(
         _FUNCTION,
         allow_neg_eigval=allow_neg_eigval,
@@ -158,6 +161,7 @@ def chunk_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
         dt_bias=gates[3],
         has_beta_sigmoid=use_beta_sigmoid_in_kernel,
         beta_scale=2.0 if allow_neg_eigval else 1.0,
+        cu_seqlens_cpu=cu_seqlens_cpu,
     )
     outputs = GdnChunkOutputs(out, final_state)
     if not out.numel() or not sequences:
@@ -180,6 +184,11 @@ def chunk_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
         gate_dtype=dtype_name(gates[0].dtype),
         beta_dtype=dtype_name(gates[1].dtype),
     )
+    if has_grad:
+        return differentiable_chunk(
+            *(_FUNCTION, problem, inputs, device_spec(q.device, _FUNCTION)),
+            wants_state=output_final_state,
+        )
     _launch(problem, inputs, outputs)
     return out, final_state
 
@@ -230,6 +239,9 @@ def _problem(**values: int | str | bool) -> GdnChunkProblem:
 def _launch(problem: GdnChunkProblem, inputs: GdnChunkInputs, outputs: GdnChunkOutputs) -> None:
     device = inputs.q.device
     result = _lookup(problem, device)
+    spec = device_spec(device, _FUNCTION)
+    if not is_served(result, problem, spec, inputs, outputs):
+        result = _lookup(problem, device, libraries(problem.op))
     built_for = _capacity(problem)
     key = (result.config, built_for, device.index)
     chosen = template(problem.op, result.template)
@@ -239,18 +251,20 @@ def _launch(problem: GdnChunkProblem, inputs: GdnChunkInputs, outputs: GdnChunkO
             owned.launcher.launch(inputs, outputs)
 
 
-def _lookup(problem: GdnChunkProblem, device: torch.device) -> LookupResult:
+def _lookup(
+    problem: GdnChunkProblem, device: torch.device, without: frozenset[str] = frozenset()
+) -> LookupResult:
     """The winner of the problem or, where nothing was tuned for it, of the usual kind of it.
 
     States, the gate and their dtypes only concern how a kernel starts and ends.
     """
     spec = device_spec(device, _FUNCTION)
     snapshot = current_snapshot()
-    result = snapshot.lookup(problem, spec)
+    result = snapshot.lookup(problem, spec, without=without)
     if result.tier is not Tier.DEFAULT:
         return result
     usual = _usual(problem)
-    return result if usual == problem else snapshot.lookup(usual, spec)
+    return result if usual == problem else snapshot.lookup(usual, spec, without=without)
 
 
 @lru_cache(maxsize=4096)

@@ -17,7 +17,7 @@ from .external_bounds import Bounds, bounds_of, chunk_numbers, on_device
 from .inputs import GdnChunkInputs, GdnChunkOutputs
 from .problem import GdnChunkProblem
 
-__all__ = ["GdnChunkExternalLauncher"]
+__all__ = ["GdnChunkExternalLauncher", "PackedCall", "beta_of", "pack_inputs", "with_tokens"]
 
 _FLA_CHUNK = 64
 
@@ -26,7 +26,7 @@ Result = tuple[torch.Tensor, torch.Tensor | None]
 
 
 @dataclass(frozen=True)
-class _Packed:
+class PackedCall:
     """One call as libraries take it: batch 1, rows of sequences alone, no empty sequence."""
 
     problem: GdnChunkProblem
@@ -47,7 +47,7 @@ class GdnChunkExternalLauncher:
     def __init__(self, problem: GdnChunkProblem, name: str, library: Library) -> None:
         self._problem = problem
         self._library = library
-        self._call: Callable[[_Packed], Result] = _CALLS[name]
+        self._call: Callable[[PackedCall], Result] = _CALLS[name]
 
     def launch(self, inputs: GdnChunkInputs, outputs: GdnChunkOutputs) -> None:
         """Calls the library on the current stream; it compiles and allocates as it pleases.
@@ -70,9 +70,9 @@ class GdnChunkExternalLauncher:
             _keep_states(inputs, outputs)
         if not bounds.end:
             return
-        packed = _Packed(
+        packed = PackedCall(
             self._problem,
-            _packed_inputs(inputs, bounds),
+            pack_inputs(inputs, bounds),
             bounds,
             rows[: bounds.end].unsqueeze(0),
             wants_state,
@@ -83,13 +83,15 @@ class GdnChunkExternalLauncher:
             _give_states(final_state, outputs.final_state, bounds)
 
 
-def _packed_inputs(inputs: GdnChunkInputs, bounds: Bounds) -> GdnChunkInputs:
+def pack_inputs(inputs: GdnChunkInputs, bounds: Bounds) -> GdnChunkInputs:
+    """The inputs of the sequences that have tokens, in batch 1."""
+
     def rows(x: torch.Tensor) -> torch.Tensor:
         return x.flatten(0, 1)[: bounds.end].unsqueeze(0).contiguous()
 
     state = inputs.initial_state
     if state is not None and bounds.with_tokens is not None:
-        state = state.index_select(0, _numbers(bounds, state.device))
+        state = state.index_select(0, with_tokens(bounds, state.device))
     return replace(
         inputs,
         q=rows(inputs.q),
@@ -101,7 +103,8 @@ def _packed_inputs(inputs: GdnChunkInputs, bounds: Bounds) -> GdnChunkInputs:
     )
 
 
-def _numbers(bounds: Bounds, device: torch.device) -> torch.Tensor:
+def with_tokens(bounds: Bounds, device: torch.device) -> torch.Tensor:
+    """Numbers of the sequences that have tokens, where not all have."""
     assert bounds.with_tokens is not None
     return on_device(bounds.with_tokens, torch.int64, device)
 
@@ -128,7 +131,7 @@ def _give_rows(out: torch.Tensor, target: torch.Tensor, end: int) -> None:
 def _give_states(state: torch.Tensor | None, target: torch.Tensor, bounds: Bounds) -> None:
     assert state is not None, "the library returned no final state"
     if bounds.with_tokens is not None:
-        target.index_copy_(0, _numbers(bounds, target.device), state.to(target.dtype))
+        target.index_copy_(0, with_tokens(bounds, target.device), state.to(target.dtype))
     elif state.is_contiguous() and state.dtype == target.dtype:
         _take_over(target, state)
     else:
@@ -140,7 +143,7 @@ def _take_over(target: torch.Tensor, found: torch.Tensor) -> None:
     target.set_(found.untyped_storage(), found.storage_offset(), found.size(), found.stride())
 
 
-def _fla(call: _Packed) -> Result:
+def _fla(call: PackedCall) -> Result:
     """FLA's forward below autograd and below its choice of other libraries."""
     from fla.modules.norm.l2norm import l2norm_fwd
     from fla.ops.common.gate import fused_beta_sigmoid
@@ -172,12 +175,12 @@ def _fla(call: _Packed) -> Result:
     return found[1], found[3]
 
 
-def _flash_qla(call: _Packed) -> Result:
+def _flash_qla(call: PackedCall) -> Result:
     from flash_qla import chunk_gated_delta_rule_fwd
 
     i = call.inputs
     found = chunk_gated_delta_rule_fwd(
-        *(i.q, i.k, i.v, i.gate, _beta(i)),
+        *(i.q, i.k, i.v, i.gate, beta_of(i)),
         scale=i.scale,
         initial_state=i.initial_state,
         cu_seqlens=call.bounds_as(torch.int32),
@@ -188,7 +191,7 @@ def _flash_qla(call: _Packed) -> Result:
     return found[2], found[4]
 
 
-def _flashinfer(call: _Packed) -> Result:
+def _flashinfer(call: PackedCall) -> Result:
     """FlashInfer's prefill: the decay itself instead of its logarithm, states as [V, K]."""
     from flashinfer.gdn_prefill import chunk_gated_delta_rule
 
@@ -204,7 +207,7 @@ def _flashinfer(call: _Packed) -> Result:
         k=i.k[0],
         v=i.v[0],
         g=i.gate[0].exp(),
-        beta=_beta(i)[0],
+        beta=beta_of(i)[0],
         scale=i.scale,
         initial_state=before,
         cu_seqlens=call.bounds_as(torch.int64),
@@ -215,14 +218,14 @@ def _flashinfer(call: _Packed) -> Result:
     return call.out, after.transpose(-1, -2) if is_transposed else after
 
 
-def _beta(inputs: GdnChunkInputs) -> torch.Tensor:
+def beta_of(inputs: GdnChunkInputs) -> torch.Tensor:
     """Beta for a library that has no sigmoid of its own."""
     if not inputs.has_beta_sigmoid:
         return inputs.beta
     return inputs.beta_scale * inputs.beta.sigmoid()
 
 
-_CALLS: dict[str, Callable[[_Packed], Any]] = {
+_CALLS: dict[str, Callable[[PackedCall], Any]] = {
     "fla": _fla,
     "flash_qla": _flash_qla,
     "flashinfer": _flashinfer,

@@ -10,6 +10,8 @@ from ..external import FLA, FLASH_QLA, FLASHINFER, ExternalTemplate
 from .problem import GdnChunkProblem
 
 if TYPE_CHECKING:
+    import torch
+
     from .external_launcher import GdnChunkExternalLauncher
     from .inputs import GdnChunkInputs
 
@@ -41,6 +43,14 @@ class GdnChunkExternal(ExternalTemplate):
         if inputs.q.is_cuda and _is_capturing():
             return "a captured graph would keep the plan for the bounds of packed sequences"
         return None
+
+    def differentiable(
+        self, problem: GdnChunkProblem, inputs: GdnChunkInputs, *, wants_state: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(output, final states) in autograd's graph; only of a library that has a backward."""
+        from .external_training import differentiable
+
+        return differentiable(problem, inputs, self.name, self.library, wants_state=wants_state)
 
     def build(
         self, problem: GdnChunkProblem, config: Config, inputs: GdnChunkInputs

@@ -1,0 +1,91 @@
+"""Other people's kernels behind the functions of gated delta net: when they may serve a call.
+
+A look-up may give a library's template. It serves where it takes the problem and the tensors; else
+the look-up is made again without libraries. Calls that autograd records go to a library's own
+function where ``use_external`` allows it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from ..errors import UnsupportedError, UsageError
+from ..kernels.base import Problem
+from ..kernels.device import DeviceSpec
+from ..kernels.external import external_policy
+from ..kernels.gdn_chunk_fwd import GdnChunkInputs, GdnChunkProblem
+from ..kernels.gdn_chunk_fwd.external_template import GdnChunkExternal
+from ..kernels.registry import operation, template
+from ..tuner.dispatch import LookupResult
+
+__all__ = ["differentiable_chunk", "is_for_library", "is_served", "libraries"]
+
+
+@cache
+def libraries(op: str) -> frozenset[str]:
+    """The external templates of an operation."""
+    names = operation(op).template_names
+    return frozenset(name for name in names if template(op, name).is_external)
+
+
+def is_served(
+    result: LookupResult, problem: Problem, spec: DeviceSpec, inputs: Any, outputs: Any
+) -> bool:
+    """Whether the template that was found takes the problem and the tensors; ours always do."""
+    chosen = template(result.op, result.template)
+    if not chosen.is_external:
+        return True
+    # Found for the usual kind of the problem, or for a neighbour of it.
+    return (
+        chosen.supports(problem, spec) is None
+        and chosen.supports_tensors(problem, inputs, outputs) is None
+    )
+
+
+def is_for_library(function: str, *tensors: torch.Tensor | None) -> bool:
+    """Whether autograd would record the call, which a library then has to serve.
+
+    Raises:
+        UsageError: it would, and libraries may not serve such calls.
+    """
+    if not torch.is_grad_enabled() or not any(x is not None and x.requires_grad for x in tensors):
+        return False
+    if external_policy() != "always":
+        raise UsageError(
+            f"an argument of {function} requires grad, and there is no backward of our own: call "
+            "it under torch.no_grad(), detach the argument, or let an installed FlashQLA or FLA "
+            "serve such calls with tilescout.use_external('always')"
+        )
+    return True
+
+
+def differentiable_chunk(
+    function: str,
+    problem: GdnChunkProblem,
+    inputs: GdnChunkInputs,
+    spec: DeviceSpec,
+    *,
+    wants_state: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(output, final states) by the first library that has a backward and takes the problem.
+
+    Raises:
+        UnsupportedError: none does; the message has each one's reason.
+        RuntimeError: the library raised something.
+    """
+    reasons = []
+    for name in operation(problem.op).template_names:
+        found = template(problem.op, name)
+        if not isinstance(found, GdnChunkExternal) or not found.has_backward:
+            continue
+        reason = found.supports(problem, spec)
+        if reason is None:
+            return found.differentiable(problem, inputs, wants_state=wants_state)
+        reasons.append(f"{name}: {reason}")
+    raise UnsupportedError(
+        f"an argument of {function} requires grad, and no library with a backward serves "
+        f"{problem} on {spec.sku}: {'; '.join(reasons)}"
+    )
