@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..kernels.paged_decode.inputs import Rope
 from . import flashinfer, gdn
+from .append_nvfp4 import append_nvfp4_kv_cache
 from .attention_states import merge_state, merge_states
 from .debug_checks import debugging
 from .fp4_attention import fp4_attention, sageattn3_blackwell
@@ -15,6 +16,7 @@ from .shared_prefix_decode import shared_prefix_decode
 __all__ = [
     "PageTable",
     "Rope",
+    "append_nvfp4_kv_cache",
     "debugging",
     "flashinfer",
     "fp4_attention",

@@ -39,14 +39,17 @@ def checked_query(function: str, q: torch.Tensor, table: PageTable) -> None:
         raise wrong(function, "rows of q", rows, allowed)
 
 
-def inputs_of(
+def inputs_of(  # noqa: PLR0917  (the arguments of a call, group by group)
     function: str,
     q: torch.Tensor,
     pools: tuple[torch.Tensor, torch.Tensor],
     table: PageTable,
     options: DecodeOptions,
+    block_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> PagedDecodeInputs:
     """What the kernels read, from a query and a table that fit and the views of K and V.
+
+    ``block_scales`` are those of an NVFP4 cache.
 
     Raises:
         UsageError: the heads do not divide, an option is wrong, or grad is required.
@@ -62,6 +65,8 @@ def inputs_of(
         q=q,
         k_cache=k,
         v_cache=v,
+        k_block_scales=None if block_scales is None else block_scales[0],
+        v_block_scales=None if block_scales is None else block_scales[1],
         kv_indices=table.indices,
         kv_indptr=table.indptr,
         kv_last_page_len=table.last_page_len,
@@ -88,7 +93,7 @@ def checked_outputs(
     if lse_base not in ("2", "e"):
         raise UsageError(f"lse_base={lse_base!r} of {function} must be '2' or 'e'")
     q = inputs.q
-    shape = (*q.shape[:2], inputs.v_cache.shape[3])
+    shape = (*q.shape[:2], inputs.head_dim_v)
     is_given = out is not None
     out = q.new_empty(shape) if out is None else out
     if lse is None and return_lse:

@@ -16,6 +16,7 @@ from ..errors import UnsupportedError, UsageError
 from ..kernels.base import Launcher
 from ..kernels.paged_decode import PagedDecodeInputs, PagedDecodeOutputs, PagedDecodeProblem
 from ..kernels.paged_decode.lengths import LENGTH_MIXES
+from ..kernels.paged_decode.problem import NVFP4
 from ..kernels.registry import supported_templates, template
 from ..tuner import capture
 from ..tuner.dispatch import LookupResult, Policy, Snapshot, current_snapshot
@@ -118,9 +119,9 @@ def _sizes(inputs: PagedDecodeInputs) -> dict[str, int | str | bool]:
         "head_dim": q.shape[2],
         "page_size": page_size,
         "dtype": dtype_name(q.dtype),
-        "kv_dtype": dtype_name(k.dtype),
+        "kv_dtype": NVFP4 if inputs.has_block_scales else dtype_name(k.dtype),
         "query_len": inputs.query_len,
-        "head_dim_v": inputs.v_cache.shape[3],
+        "head_dim_v": inputs.head_dim_v,
         "kv_layout": _layout_of(k),
         "window_left": inputs.window_left,
         "is_causal": inputs.is_causal,
@@ -158,7 +159,11 @@ def _specialisation(inputs: PagedDecodeInputs, outputs: PagedDecodeOutputs) -> t
 
     A launcher that has run for one key has everything loaded, which capture relies on.
     """
-    tensors = (inputs.q, inputs.k_cache, inputs.v_cache, outputs.out)
+    block_scales = (inputs.k_block_scales, inputs.v_block_scales)
+    tensors = (
+        *(inputs.q, inputs.k_cache, inputs.v_cache, outputs.out),
+        *(scales for scales in block_scales if scales is not None),
+    )
     table = inputs.kv_indices
     return (
         *(tensor.stride() for tensor in tensors),

@@ -7,11 +7,19 @@ from collections.abc import Sequence
 import torch
 
 from ..errors import UsageError
-from ..kernels.paged_decode.problem import KV_DTYPE_BYTES
+from ..kernels.paged_decode.problem import KV_DTYPE_BYTES, NVFP4
 from .checks import check_tensor, wrong
 from .on_device import dtype_name
 
-__all__ = ["KV_LAYOUTS", "KvCache", "joined", "kv_views", "with_dtype"]
+__all__ = [
+    "KV_LAYOUTS",
+    "KvCache",
+    "as_tokens_and_heads",
+    "joined",
+    "kv_views",
+    "pools_of",
+    "with_dtype",
+]
 
 KV_LAYOUTS = ("NHD", "HND")
 KvCache = torch.Tensor | Sequence[torch.Tensor]
@@ -24,43 +32,71 @@ _ORDER = {"NHD": "page_size, num_kv_heads", "HND": "num_kv_heads, page_size"}
 def kv_views(
     function: str, kv_cache: KvCache, *, kv_layout: str, kv_dtype: str | None, q: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(K, V), each a view ``[num_pages, page_size, num_kv_heads, head_dim]``.
+    """(K, V), each a view ``[num_pages, page_size, num_kv_heads, head_dim]``; NVFP4: of its bytes.
 
     Raises:
         UsageError: a shape, dtype, stride or device does not fit q or the layout.
     """
-    if kv_layout not in KV_LAYOUTS:
-        raise UsageError(f"kv_layout={kv_layout!r} of {function}: one of {', '.join(KV_LAYOUTS)}")
-    head_dim, order = q.shape[-1], _ORDER[kv_layout]
-    if isinstance(kv_cache, torch.Tensor):
-        shape = tuple(kv_cache.shape)
-        if len(shape) != 5 or shape[1] != 2 or shape[4] != head_dim:
-            allowed = f"[num_pages, 2, {order}, {head_dim}] ({kv_layout}, head_dim as in q)"
-            if len(shape) == 5 and shape[0] == 2:
-                allowed += "; pass kv_cache.unbind(0) where K and V come before the pages"
-            raise wrong(function, "shape of kv_cache", shape, allowed)
-        k, v = kv_cache.unbind(1)
-        names = ("kv_cache", "kv_cache")
-    else:
-        k, v = _pair(function, "kv_cache", kv_cache)
-        names = ("kv_cache[0]", "kv_cache[1]")
+    allowed = (*KV_DTYPE_BYTES, NVFP4)
+    if kv_dtype is not None and kv_dtype not in allowed:
+        raise UsageError(f"kv_dtype={kv_dtype!r} of {function}: one of {', '.join(allowed)}")
+    is_packed = kv_dtype == NVFP4
+    width = q.shape[-1] // 2 if is_packed else q.shape[-1]
+    meaning = "two codes a byte of q's head_dim" if is_packed else "head_dim as in q"
+    names, (k, v) = pools_of(
+        function, "kv_cache", kv_cache, kv_layout=kv_layout, width=width, meaning=meaning
+    )
+    if is_packed:
         for name, pool in zip(names, (k, v), strict=True):
-            shape = tuple(pool.shape)
-            if len(shape) != 4 or shape[3] != head_dim:
-                allowed = f"[num_pages, {order}, {head_dim}] ({kv_layout}, head_dim as in q)"
-                raise wrong(function, f"shape of {name}", shape, allowed)
-        if k.shape != v.shape:
-            allowed = f"that of K, {tuple(k.shape)}; for MLA call mla_decode"
-            raise wrong(function, "shape of kv_cache[1]", tuple(v.shape), allowed)
+            if pool.dtype != torch.uint8:
+                raise wrong(function, f"dtype of {name}", pool.dtype, f"torch.uint8 for {NVFP4}")
+            _checked(function, name, pool, q)
+        return as_tokens_and_heads(k, kv_layout), as_tokens_and_heads(v, kv_layout)
     pools = [
         _checked(function, name, with_dtype(function, name, pool, kv_dtype, q.dtype), q)
         for name, pool in zip(names, (k, v), strict=True)
     ]
     if pools[0].dtype != pools[1].dtype:
         raise wrong(function, "dtype of kv_cache[1]", v.dtype, f"that of K, {k.dtype}")
-    if kv_layout == "HND":
-        pools = [pool.transpose(1, 2) for pool in pools]
-    return pools[0], pools[1]
+    return as_tokens_and_heads(pools[0], kv_layout), as_tokens_and_heads(pools[1], kv_layout)
+
+
+def pools_of(
+    function: str, argument: str, cache: KvCache, *, kv_layout: str, width: int, meaning: str
+) -> tuple[tuple[str, str], tuple[torch.Tensor, torch.Tensor]]:
+    """What of an argument K and V are, and K and V of rows of ``width``, as they lie.
+
+    Raises:
+        UsageError: the layout is unknown, or a shape does not fit it.
+    """
+    if kv_layout not in KV_LAYOUTS:
+        raise UsageError(f"kv_layout={kv_layout!r} of {function}: one of {', '.join(KV_LAYOUTS)}")
+    order = _ORDER[kv_layout]
+    if isinstance(cache, torch.Tensor):
+        shape = tuple(cache.shape)
+        if len(shape) != 5 or shape[1] != 2 or shape[4] != width:
+            allowed = f"[num_pages, 2, {order}, {width}] ({kv_layout}, {meaning})"
+            if len(shape) == 5 and shape[0] == 2:
+                allowed += f"; pass {argument}.unbind(0) where K and V come before the pages"
+            raise wrong(function, f"shape of {argument}", shape, allowed)
+        k, v = cache.unbind(1)
+        return (argument, argument), (k, v)
+    k, v = _pair(function, argument, cache)
+    names = (f"{argument}[0]", f"{argument}[1]")
+    for name, pool in zip(names, (k, v), strict=True):
+        shape = tuple(pool.shape)
+        if len(shape) != 4 or shape[3] != width:
+            allowed = f"[num_pages, {order}, {width}] ({kv_layout}, {meaning})"
+            raise wrong(function, f"shape of {name}", shape, allowed)
+    if k.shape != v.shape:
+        allowed = f"that of K, {tuple(k.shape)}; for MLA call mla_decode"
+        raise wrong(function, f"shape of {argument}[1]", tuple(v.shape), allowed)
+    return names, (k, v)
+
+
+def as_tokens_and_heads(pool: torch.Tensor, kv_layout: str) -> torch.Tensor:
+    """A view ``[num_pages, page_size, num_kv_heads, width]``."""
+    return pool.transpose(1, 2) if kv_layout == "HND" else pool
 
 
 def with_dtype(

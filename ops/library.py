@@ -70,7 +70,7 @@ class TracedFunction:
             function: Takes its arguments by name, and ``out``, ``lse`` and ``return_lse``.
             parameters: Schema of its arguments but these three.
             allocate: Outputs for arguments as the schema has them: ``(out, lse)``.
-            lists: Arguments that are a tensor or a sequence of tensors.
+            lists: Arguments that are a tensor or a sequence of tensors, or None.
             scales: Arguments that are a number or a tensor.
         """
         self._function = function
@@ -102,7 +102,8 @@ class TracedFunction:
         spelt = dict(arguments)
         for name in self._lists:
             value = spelt[name]
-            spelt[name] = [value] if isinstance(value, torch.Tensor) else list(value)
+            if value is not None:
+                spelt[name] = [value] if isinstance(value, torch.Tensor) else list(value)
         for name in self._scales:
             if isinstance(spelt[name], torch.Tensor):
                 spelt[name + _TENSOR_SUFFIX] = spelt[name]
@@ -114,7 +115,9 @@ class TracedFunction:
     def _unspell(self, spelt: Mapping[str, Any]) -> dict[str, Any]:
         arguments = dict(spelt)
         for name in self._lists:
-            arguments[name] = arguments[name][0] if len(arguments[name]) == 1 else arguments[name]
+            given = arguments.get(name)
+            if given is not None and len(given) == 1:
+                arguments[name] = given[0]
         for name in self._scales:
             tensor = arguments.pop(name + _TENSOR_SUFFIX, None)
             arguments[name] = arguments.get(name, 1.0) if tensor is None else tensor

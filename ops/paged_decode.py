@@ -20,6 +20,7 @@ from .decode_launch import launch, mixes_to_try, resolve
 from .decode_options import DecodeOptions, LseBase, Scale
 from .kv_cache import KvCache, kv_views
 from .library import TracedFunction, is_traced
+from .nvfp4_cache import block_scale_views, dtype_with_scales
 from .page_table import PageTable, check_table, page_table_of
 
 __all__ = ["paged_decode", "resolve_paged_decode"]
@@ -38,6 +39,7 @@ def paged_decode(
     seq_lens: torch.Tensor | None = None,
     kv_layout: str = "NHD",
     kv_dtype: str | None = None,
+    kv_block_scales: KvCache | None = None,
     sm_scale: float | None = None,
     q_scale: float = 1.0,
     k_scale: Scale = 1.0,
@@ -69,7 +71,8 @@ def paged_decode(
         kv_cache: K and V in one tensor, ``[num_pages, 2, page_size, num_kv_heads, head_dim]`` (K at
             0, V at 1), or a pair of tensors without the second axis; under HND page_size and
             num_kv_heads change places. In q's dtype, fp8 (e4m3fn, e5m2) or uint8. Any strides with
-            a contiguous last dimension.
+            a contiguous last dimension. NVFP4: uint8, head_dim / 2 wide, value 2i of a row in the
+            low half of byte i.
         kv_indptr: int32 ``[batch + 1]``: request b owns the pages
             ``kv_indices[kv_indptr[b]:kv_indptr[b + 1]]``; without any it has no token.
         kv_indices: int32, page ids in token order. May be longer than what is in use; its length
@@ -78,7 +81,11 @@ def paged_decode(
         block_table: int32 ``[batch, max_pages]``: page ids of each request, any row stride.
         seq_lens: int32 ``[batch]``: tokens of each request.
         kv_layout: ``NHD`` or ``HND``.
-        kv_dtype: What the bytes of a uint8 cache are: ``float8_e4m3fn`` or ``float8_e5m2``.
+        kv_dtype: What the bytes of a uint8 cache are: ``float8_e4m3fn``, ``float8_e5m2`` or
+            ``nvfp4``.
+        kv_block_scales: Of an NVFP4 cache, one for 16 values of a row: like ``kv_cache``,
+            head_dim / 16 wide, e4m3 or its bytes. Linear: a scale lies where its values' codes do.
+            ``k_scale`` and ``v_scale`` are the tensor scales.
         sm_scale: Factor of the logits; None: ``head_dim ** -0.5``.
         q_scale: Another factor of the logits, for a q that was quantised or scaled.
         k_scale: Factor of K's stored values: a number, or fp32 of one element on the device.
@@ -121,6 +128,7 @@ def paged_decode(
             seq_lens=seq_lens,
             kv_layout=kv_layout,
             kv_dtype=kv_dtype,
+            kv_block_scales=kv_block_scales,
             sm_scale=sm_scale,
             q_scale=q_scale,
             k_scale=k_scale,
@@ -158,8 +166,10 @@ def paged_decode(
         rope=rope,
     )
     checked_query(_FUNCTION, q, table)
+    kv_dtype = dtype_with_scales(_FUNCTION, kv_dtype, kv_block_scales)
     pools = kv_views(_FUNCTION, kv_cache, kv_layout=kv_layout, kv_dtype=kv_dtype, q=q)
-    inputs = inputs_of(_FUNCTION, q, pools, table, options)
+    scales = block_scale_views(_FUNCTION, kv_block_scales, pools, kv_layout=kv_layout)
+    inputs = inputs_of(_FUNCTION, q, pools, table, options, scales)
     outputs = checked_outputs(_FUNCTION, inputs, out, lse, return_lse=return_lse, lse_base=lse_base)
     mixes = mixes_to_try(_FUNCTION, lengths)
     if inputs.batch > 0:
@@ -174,6 +184,7 @@ def resolve_paged_decode(
     *,
     kv_layout: str = "NHD",
     kv_dtype: str | None = None,
+    kv_block_scales: KvCache | None = None,
     lengths: str | None = None,
     **options: Unpack[DecodeOptions],
 ) -> LookupResult:
@@ -187,8 +198,10 @@ def resolve_paged_decode(
     function = "resolve_paged_decode"
     check_table(function, "page_table", page_table)
     checked_query(function, q, page_table)
+    kv_dtype = dtype_with_scales(function, kv_dtype, kv_block_scales)
     pools = kv_views(function, kv_cache, kv_layout=kv_layout, kv_dtype=kv_dtype, q=q)
-    inputs = inputs_of(function, q, pools, page_table, options)
+    scales = block_scale_views(function, kv_block_scales, pools, kv_layout=kv_layout)
+    inputs = inputs_of(function, q, pools, page_table, options, scales)
     if inputs.batch == 0:
         raise UsageError(f"{function} got a page table of 0 requests: nothing would run")
     return resolve(function, inputs, mixes_to_try(function, lengths))
@@ -206,12 +219,13 @@ _traced = TracedFunction(
     paged_decode,
     "Tensor[] q, Tensor[] kv_cache, Tensor? kv_indptr=None, Tensor? kv_indices=None, "
     "Tensor? kv_last_page_len=None, *, Tensor? block_table=None, Tensor? seq_lens=None, "
-    "str kv_layout='NHD', str? kv_dtype=None, float? sm_scale=None, float q_scale=1.0, "
+    "str kv_layout='NHD', str? kv_dtype=None, Tensor[]? kv_block_scales=None, "
+    "float? sm_scale=None, float q_scale=1.0, "
     "float k_scale=1.0, Tensor? k_scale_tensor=None, float v_scale=1.0, "
     "Tensor? v_scale_tensor=None, bool is_causal=True, SymInt window_left=-1, "
     "float? soft_cap=None, Tensor? sinks=None, Tensor? alibi_slopes=None, float[]? rope=None, "
     "str? lengths=None, str lse_base='2'",
     _allocated,
-    lists=("q", "kv_cache"),
+    lists=("q", "kv_cache", "kv_block_scales"),
     scales=("k_scale", "v_scale"),
 )

@@ -17,6 +17,7 @@ from .decode_inputs import checked_outputs, checked_query, inputs_of
 from .decode_launch import launch, mixes_to_try
 from .decode_options import DecodeOptions, LseBase, Scale
 from .kv_cache import KvCache, kv_views
+from .nvfp4_cache import block_scale_views, dtype_with_scales
 from .page_table import PageTable, check_table
 
 __all__ = ["shared_prefix_decode"]
@@ -34,6 +35,7 @@ def shared_prefix_decode(
     *,
     kv_layout: str = "NHD",
     kv_dtype: str | None = None,
+    kv_block_scales: KvCache | None = None,
     sm_scale: float | None = None,
     q_scale: float = 1.0,
     k_scale: Scale = 1.0,
@@ -64,6 +66,7 @@ def shared_prefix_decode(
             more than one query token it holds these tokens at least; otherwise it may be empty.
         kv_layout: As for ``paged_decode``.
         kv_dtype: Likewise.
+        kv_block_scales: Likewise.
         sm_scale: Likewise.
         q_scale: Likewise.
         k_scale: Likewise.
@@ -95,8 +98,10 @@ def shared_prefix_decode(
         sinks=sinks,
     )
     _check_tables(q, prefix, suffix)
+    kv_dtype = dtype_with_scales(_FUNCTION, kv_dtype, kv_block_scales)
     pools = kv_views(_FUNCTION, kv_cache, kv_layout=kv_layout, kv_dtype=kv_dtype, q=q)
-    inputs = inputs_of(_FUNCTION, q, pools, suffix, options)
+    scales = block_scale_views(_FUNCTION, kv_block_scales, pools, kv_layout=kv_layout)
+    inputs = inputs_of(_FUNCTION, q, pools, suffix, options, scales)
     # An LSE is needed to merge, whether or not it is asked for.
     outputs = checked_outputs(_FUNCTION, inputs, out, lse, return_lse=True, lse_base=lse_base)
     mixes = mixes_to_try(_FUNCTION, lengths)
