@@ -8,6 +8,7 @@ from .append_nvfp4 import append_nvfp4_kv_cache
 from .attention_states import merge_state, merge_states
 from .debug_checks import debugging
 from .fp4_attention import fp4_attention, sageattn3_blackwell
+from .fp4_training import fp4_attention_training
 from .mla_decode import mla_decode
 from .page_table import PageTable
 from .paged_decode import paged_decode, resolve_paged_decode
@@ -20,6 +21,7 @@ __all__ = [
     "debugging",
     "flashinfer",
     "fp4_attention",
+    "fp4_attention_training",
     "gdn",
     "merge_state",
     "merge_states",
