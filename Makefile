@@ -10,10 +10,10 @@ TUNE_ARGS ?= --time-budget 200
 PYTEST_ARGS ?= -n auto
 REPORT ?= build/report
 
-.PHONY: help setup tune test lint types clean
+.PHONY: help setup tune test lint types report-example clean
 
 help: ## show this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 	@echo "variables: PYTHON, TORCH_INDEX_URL (tools/setup.sh), VENV, TUNE_ARGS, PYTEST_ARGS, REPORT"
 
 setup: ## create .venv and install the package; quick when nothing changed
@@ -33,6 +33,9 @@ lint: setup ## check style and format
 
 types: setup ## check types
 	MYPYPATH=.typing $(BIN)/mypy -p tilescout
+
+report-example: setup ## write docs/reports, the report of the shipped results.db
+	$(BIN)/python tools/report_example.py
 
 clean: ## remove what make created, .venv included
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -165,10 +165,12 @@ def _overview_plot(
     has_seconds = provenance is Provenance.MEASURED
     panels = (("number", _BY_TRIAL), ("gpu_s", _BY_SECONDS))[: 2 if has_seconds else 1]
     figure = new_figure(8.0 if has_seconds else 4.6, 3.3)
-    width = 0.4 if has_seconds else 0.8
+    left, width = (0.09, 0.43) if has_seconds else (0.15, 0.8)
     plain = FuncFormatter(lambda value, _: f"{value:g}")
-    for index, (over, label) in enumerate(panels):
-        axes = figure.add_axes((0.09 + 0.49 * index if has_seconds else 0.15, 0.16, width, 0.74))
+    first: Axes | None = None
+    for over, label in panels:
+        axes = figure.add_axes((left, 0.16, width, 0.74), sharey=first)
+        left += width + 0.03
         end = _draw_ways(axes, group, over)
         axes.set_xscale("symlog", linthresh=max(1.0, end / 100))
         axes.xaxis.set_major_formatter(plain)
@@ -178,7 +180,10 @@ def _overview_plot(
         plain_numbers(axes.yaxis)
         axes.set_xlabel(label, fontsize=9)
         light_grid(axes)
-        if index == 0:
+        if first is not None:
+            axes.tick_params(labelleft=False)
+        else:
+            first = axes
             axes.set_ylabel(f"best so far / best ({provenance.value})", fontsize=9)
             axes.legend(fontsize=8, frameon=False)
             axes.set_title(literal(f"{op} on {sku}: {provenance.value}"), fontsize=10, loc="left")

@@ -212,6 +212,32 @@ def test_plots_have_axes_with_units_a_legend_and_the_default_as_a_line(filled, t
         assert sum(all(text in svg for text in texts) for svg in others) == 1, texts
 
 
+def test_every_plot_has_axes_with_units_and_a_legend(filled, h200, b200, tmp_path, monkeypatch):
+    from published_data import add_baseline
+
+    drawn = []
+    add = pictures.Gallery.add
+    monkeypatch.setattr(
+        pictures.Gallery, "add", lambda self, plot: (drawn.append(plot), add(self, plot))[1]
+    )
+    for device in (h200, b200):
+        add_baseline(filled, ToyProblem(1 << 20), device, 15.0)
+    written([filled], tmp_path)
+    kinds = {plot.name.partition("-")[0] for plot in drawn}
+    assert kinds == {"ratios", "times", "roofline", "searches", "progress"}
+    for plot in drawn:
+        axes = plot.figure.axes
+        legends = [*plot.figure.legends, *filter(None, (a.get_legend() for a in axes))]
+        assert any(legend.get_texts() for legend in legends), plot.name
+        for panel in axes:
+            assert re.search(r"\(.+\)", panel.get_xlabel()), plot.name
+            # Beside another panel, its labels are on the one it shares the axis with.
+            alone = panel is axes[0] or not panel.get_shared_y_axes().joined(panel, axes[0])
+            assert panel.get_ylabel() or not alone, plot.name
+        units = r"\((us|TFLOP/s|ratio|number|measured|predicted|provenance)|problem"
+        assert re.search(units, axes[0].get_ylabel()), plot.name
+
+
 def test_hostile_text_stays_text(store, h200, tmp_path):
     evil = '<script>alert(1)</script> & "quotes" $\\frac$ \' {{ 7*7 }}'
     from dataclasses import replace
