@@ -7,12 +7,26 @@ what they compute but for the order of sums.
 import triton
 import triton.language as tl
 
-from ..quantization.triton_kernel import dequantize_tile, round_to_e2m1
+from ..quantization.triton_kernel import dequantize_tile
 
 _LOG2_6 = tl.constexpr(2.584962500721156)
 _LOG2_2688 = tl.constexpr(11.392317422778761)
 _LN_2 = tl.constexpr(0.6931471805599453)
 _LEAST_P_EXPONENT = tl.constexpr(-110.0)
+_EXPONENT_BITS = tl.constexpr(0x7F800000)
+_ROUNDING = tl.constexpr(4194304.0)  # 2^22: times a power of two, steps of half of it
+
+
+@triton.jit
+def _rounded(x, least_power):
+    """The nearest value of one mantissa bit to x of 0 or more, on the grid of least_power below it.
+
+    As ``round_to_e2m1``, but the constant is a product, and so fused with the sum and the
+    difference: four operations.
+    """
+    exponent = (x.to(tl.int32, bitcast=True) & _EXPONENT_BITS).to(tl.float32, bitcast=True)
+    constant = tl.maximum(exponent, least_power) * _ROUNDING
+    return (x + constant) - constant
 
 
 @triton.jit
@@ -29,21 +43,17 @@ def _direct_p(
     """6 P of scores in blocks, as Direct-P represents it."""
     top = block_top * factor - base[:, None]
     exponent = tl.maximum(tl.ceil(top) if SCALE == "ceil" else tl.floor(top), _LEAST_P_EXPONENT)
-    power_bits = (exponent.to(tl.int32) + 127) << 23
-    power = power_bits.to(tl.float32, bitcast=True)[:, :, None]
+    power = ((exponent.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)[:, :, None]
     if MAP == "exact":
         # Rounding on the grid of the block's scale needs no division by it.
         p = tl.exp2(scores * factor + (-base + _LOG2_6)[:, None, None])
         if SCALE == "floor":
             p = tl.minimum(p, 6.0 * power)
-        exponent_bits = p.to(tl.int32, bitcast=True) & 0x7F800000
-        bits = tl.maximum(exponent_bits, power_bits[:, :, None]) + (22 << 23)
-        constant = bits.to(tl.float32, bitcast=True)
-        represented = (p + constant) - constant
+        represented = _rounded(p, power)
     else:
         shift = SHIFT + SLOPE * ((-base + _LOG2_6)[:, None] - exponent)
         line = scores * (SLOPE * factor) + shift[:, :, None]
-        represented = round_to_e2m1(tl.minimum(tl.maximum(line, 0.0), 6.0)) * power
+        represented = _rounded(tl.minimum(tl.maximum(line, 0.0), 6.0), 1.0) * power
     return represented
 
 
@@ -57,7 +67,7 @@ def _two_level_p(scores, base, block_top, factor):
     # Half the least scale: where the scale is 0, so is what comes of any code.
     reciprocal = 1.0 / tl.maximum(scale, 0.0009765625)
     codes = tl.minimum(p * reciprocal[:, :, None], 6.0)
-    return round_to_e2m1(codes) * scale[:, :, None], p
+    return _rounded(codes, 1.0) * scale[:, :, None], p
 
 
 @triton.jit
@@ -94,7 +104,12 @@ def _tile(
     """Takes one tile of keys in; MASKED: keys past kv_len or a row's last key count nothing."""
     P_BLOCK: tl.constexpr = 16 if MODE == "nvfp4" else 32
     V_FORMAT: tl.constexpr = "nvfp4" if MODE == "nvfp4" else "mxfp4"
-    keys = first_key + tl.arange(0, BLOCK_N)
+    columns = tl.arange(0, BLOCK_N)
+    if MODE == "fp8_p":
+        # Of each 16 keys, in this order, a thread's scores of two neighbouring tiles of 8 columns
+        # are what an FP8 product wants of it as P: no value goes to another thread.
+        columns = columns // 16 * 16 + columns % 8 // 2 * 4 + columns // 8 % 2 * 2 + columns % 2
+    keys = first_key + columns
     wide_keys = keys.to(tl.int64)
     dims = tl.arange(0, HEAD_DIM)
     is_key = keys < kv_len
@@ -136,12 +151,15 @@ def _tile(
     base = tl.where(new_m == float("-inf"), 0.0, new_m) if MASKED else new_m
     alpha = tl.exp2(m - base)
 
-    v_pointers = v_rows + dims.to(tl.int64)[None, :] * padded_keys + keys[:, None]
+    v_keys = first_key + tl.arange(0, BLOCK_N)
+    v_pointers = v_rows + dims.to(tl.int64)[None, :] * padded_keys + v_keys[:, None]
     if MODE == "fp8_p":
         exact = tl.exp2(scores * factor + (8.0 - base)[:, None])
         total = total * alpha + tl.sum(exact, 1)
         # A sum of its own for each tile: Hopper's FP8 products keep few bits of what they add to.
-        acc = acc * alpha[:, None] + tl.dot(exact.to(tl.float8e4nv), tl.load(v_pointers))
+        in_pairs = tl.reshape(exact.to(tl.float8e4nv), (BLOCK_M, BLOCK_N // 16, 2, 4, 2))
+        p = tl.reshape(tl.permute(in_pairs, (0, 1, 3, 2, 4)), (BLOCK_M, BLOCK_N))
+        acc = acc * alpha[:, None] + tl.dot(p, tl.load(v_pointers))
     else:
         if MODE == "nvfp4":
             represented, exact = _two_level_p(in_blocks, base, block_top, factor)
