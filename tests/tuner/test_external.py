@@ -12,6 +12,7 @@ from tilescout.search_spaces import registry as spaces
 from tilescout.tuner import dispatch
 from tilescout.tuner.external import use_external
 from tilescout.tuner.measure import MeasureSettings
+from tilescout.tuner.reach import reached_specs
 from tilescout.tuner.records import Provenance
 from tilescout.tuner.store import Store
 from tilescout.tuner.timed_launches import Copy, whole_launches
@@ -60,6 +61,7 @@ def test_a_library_that_is_faster_wins_a_study_of_its_own(workload, h200, tmp_pa
 
     dispatch.refresh()
     assert (found().template, found().tier) == ("library", "exact")
+    assert reached_specs(found()) == (), "a bundle has nothing of a library"
     use_external("never")
     try:
         assert (found().template, found().tier) == ("triton", "exact")

@@ -36,11 +36,17 @@ def reached_problems(
 
 
 def reached_specs(result: LookupResult) -> tuple[KernelSpec, ...]:
-    """The kernels that calls answered with this config launch, whatever they ask of the output."""
+    """The kernels that calls answered with this config launch, whatever they ask of the output.
+
+    None of a library's: it compiles them by itself, on the GPU.
+    """
+    chosen = template(result.op, result.template)
+    if chosen.is_external:
+        return ()
     module = _module_of(result.op)
     specs: tuple[KernelSpec, ...] | None = module.specs(result) if module is not None else None
     if specs is None:
-        specs = template(result.op, result.template).kernel_specs(result.problem, result.config)
+        specs = chosen.kernel_specs(result.problem, result.config)
     return specs
 
 
