@@ -30,6 +30,7 @@ from tilescout.tuner.environment import current_device, toolchain
 from tilescout.tuner.evaluators.measure import MeasureEvaluator
 from tilescout.tuner.finals import time_rounds
 from tilescout.tuner.measure import MeasureSettings, count_copies, count_launches
+from tilescout.tuner.measuring_processes import MeasuringProcesses
 from tilescout.tuner.progress import LoggingListener
 from tilescout.tuner.records import MeasurementPolicy, Provenance, StudyKey, TrialStatus
 from tilescout.tuner.search.driver import run_study
@@ -69,7 +70,7 @@ def phase_ours(configs: Sequence[Config]) -> dict[str, Any]:
     """All configs through compile pool and GPU worker."""
     start = time.monotonic()
     counts: dict[str, int] = {}
-    with MeasureEvaluator(PROBLEM, device_at_hand()) as evaluator:
+    with MeasuringProcesses() as processes, _evaluator(processes) as evaluator:
         waiting, in_flight = list(configs), 0
         while waiting or in_flight:
             while waiting and in_flight < evaluator.capacity:
@@ -86,6 +87,14 @@ def phase_ours(configs: Sequence[Config]) -> dict[str, Any]:
         "gpu_busy_share": share,
         "statuses": counts,
     }
+
+
+def _evaluator(processes: MeasuringProcesses) -> MeasureEvaluator:
+    """One over processes that start first, as in a tuning run."""
+    processes.start()
+    return MeasureEvaluator(
+        PROBLEM, device_at_hand(), compilers=processes.compilers, gpu=processes.gpu
+    )
 
 
 def phase_serial(configs: Sequence[Config]) -> dict[str, Any]:
@@ -115,9 +124,9 @@ def phase_serial(configs: Sequence[Config]) -> dict[str, Any]:
 
 def phase_search(configs: Sequence[Config]) -> dict[str, Any]:
     """Our search over the list, with finals, into an empty database."""
-    device = device_at_hand()
     start = time.monotonic()
-    with MeasureEvaluator(PROBLEM, device) as evaluator:
+    with MeasuringProcesses() as processes, _evaluator(processes) as evaluator:
+        device = device_at_hand()
         found = search_list(configs, device, evaluator)
         share = evaluator.gpu_busy_share
     return {**found, "elapsed_s": time.monotonic() - start, "gpu_busy_share": share}

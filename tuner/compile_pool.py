@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -45,7 +46,7 @@ class CompileResult:
     """ok, compile_error, out_of_resources, timeout or crashed."""
     reason: str = ""
     facts: tuple[BinaryFacts, ...] = ()
-    """One a kernel, in the order of ``KernelTemplate.kernel_specs``; empty unless ok."""
+    """One a kernel, in the order of ``KernelTemplate.kernel_specs``; empty unless ok and asked."""
     compile_s: float = 0.0
     digest: str | None = None
     """Equal for configs whose kernels are equal bit for bit; None without device code."""
@@ -69,7 +70,13 @@ class CompilePool:
         """Starts no process yet; ``memory_limit_bytes`` is of one, see ``WorkerPool``."""
         self.num_workers = num_workers or default_num_workers()
         self._timeout_s = timeout_s
-        self._pool = WorkerPool(self.num_workers, memory_limit_bytes=memory_limit_bytes)
+        self._pool = WorkerPool(
+            self.num_workers, initializer=_load_compiler, memory_limit_bytes=memory_limit_bytes
+        )
+
+    def start(self) -> None:
+        """Starts the processes now, so that they load while the caller does something else."""
+        self._pool.start()
 
     def submit(  # noqa: PLR0917  (a job is these seven)
         self,
@@ -80,16 +87,20 @@ class CompilePool:
         config: Config,
         arch: int,
         part: str = "",
+        *,
+        reads_code: bool = True,
     ) -> Future[CompileResult]:
         """Compiles every kernel of the config for ``arch``, or those of one part.
 
+        ``reads_code=False`` leaves the facts out: a disassembler takes a third of the time of a
+        compile.
         ``op_module`` is ``registry.module_of(op_name)``. The future holds an exception only where
         the fault is not the config's: no cuobjdump, or an error in the template's own code.
         """
         outer: Future[CompileResult] = Future()
         start = time.monotonic()
         compiled = partial(compile_config, op_name, op_module, template, problem, config, arch)
-        job = self._pool.submit(self._timeout_s, compiled, part)
+        job = self._pool.submit(self._timeout_s, compiled, part, reads_code=reads_code)
 
         def settle(inner: Future[CompileResult]) -> None:
             if inner.cancelled():
@@ -134,6 +145,8 @@ def compile_config(  # noqa: PLR0917  (the job of ``CompilePool.submit``)
     config: Config,
     arch: int,
     part: str = "",
+    *,
+    reads_code: bool = True,
 ) -> CompileResult:
     """Compiles one config, or one part of it, in this process; runs in a worker."""
     registry.register(op_name, op_module)
@@ -146,7 +159,7 @@ def compile_config(  # noqa: PLR0917  (the job of ``CompilePool.submit``)
     facts: list[BinaryFacts] = []
     digests: list[str | None] = []
     for spec in specs:
-        result = _compile_kernel(spec, arch)
+        result = _compile_kernel(spec, arch, reads_code)
         facts.extend(result.facts)
         digests.append(result.digest)
         if result.status is not TrialStatus.OK:
@@ -164,7 +177,13 @@ def kernels_of(
     return known[part]
 
 
-def _compile_kernel(spec: KernelSpec, arch: int) -> CompileResult:
+def _load_compiler() -> None:
+    """Loads what nearly every job needs, in all processes at a time and before the first job."""
+    with suppress(ImportError):
+        import triton.compiler  # noqa: F401
+
+
+def _compile_kernel(spec: KernelSpec, arch: int, reads_code: bool) -> CompileResult:
     try:
         binary = spec.compile(arch)
     # A compiler raises whatever it likes, plain AssertionError and RuntimeError included.
@@ -173,7 +192,8 @@ def _compile_kernel(spec: KernelSpec, arch: int) -> CompileResult:
         is_resource = _OUT_OF_RESOURCES.search(f"{type(error).__name__} {error}") is not None
         status = TrialStatus.OUT_OF_RESOURCES if is_resource else TrialStatus.COMPILE_ERROR
         return CompileResult(status, reason)
-    return CompileResult(TrialStatus.OK, facts=(read_facts(binary),), digest=_digest(binary))
+    facts = (read_facts(binary),) if reads_code else ()
+    return CompileResult(TrialStatus.OK, facts=facts, digest=_digest(binary))
 
 
 def _digest(binary: CompiledBinary) -> str | None:

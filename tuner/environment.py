@@ -28,7 +28,7 @@ from .catalog import match_gpu
 from .records import Toolchain
 from .unknown_gpu import derive_spec
 
-__all__ = ["current_device", "describe", "toolchain", "warn_if_busy"]
+__all__ = ["current_device", "describe", "has_gpu", "toolchain", "warn_if_busy"]
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +58,13 @@ def current_device() -> DeviceSpec | None:
         return _device()
     except _NoGpuError:
         return None
+
+
+def has_gpu() -> bool:
+    """Whether the NVIDIA driver sees a GPU; a quick look, that need not mean torch can use it."""
+    with suppress(pynvml.NVMLError), _nvml():
+        return bool(pynvml.nvmlDeviceGetCount() > 0)
+    return False
 
 
 def describe() -> dict[str, object]:

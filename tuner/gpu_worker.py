@@ -46,8 +46,18 @@ class GpuWorker:
         self._turn = threading.RLock()
         """Held for as long as a job, or the start of a process, takes."""
         self._pool: WorkerPool | None = None
+        """The process, once its inputs are made."""
+        self._started: WorkerPool | None = None
+        """A process that loads and has no inputs yet."""
         self._num_jobs = 0
         self._is_closed = False
+
+    def start(self) -> None:
+        """Starts a process now, so that it loads before there is a task; does not wait."""
+        with self._turn, self._lock:
+            if self._pool is None and self._started is None and not self._is_closed:
+                self._started = self._new_pool()
+                self._started.start()
 
     def take_on(self, task: Task) -> None:
         """Makes ``task`` what jobs are about; the process, where there is one, stays.
@@ -97,10 +107,12 @@ class GpuWorker:
     def discard(self) -> None:
         """Ends the process; the next job gets another."""
         with self._lock:
-            pool, self._pool = self._pool, None
+            pools = self._pool, self._started
+            self._pool = self._started = None
             self._num_jobs = 0
-        if pool is not None:
-            pool.close()
+        for pool in pools:
+            if pool is not None:
+                pool.close()
 
     def close(self) -> None:
         """Ends the process for good, and with it the job that another thread waits for."""
@@ -112,10 +124,16 @@ class GpuWorker:
         with self._lock:
             if self._is_closed:
                 raise CancelledError
-            pool = self._pool = WorkerPool(1, memory_limit_bytes=self._memory_limit_bytes)
+            pool = self._pool = self._started or self._new_pool()
+            self._started = None
         assert self._task is not None, "take_on() comes before the first job"
         self._make_inputs(pool, self._task)
         return pool
+
+    def _new_pool(self) -> WorkerPool:
+        return WorkerPool(
+            1, initializer=worker.load_device, memory_limit_bytes=self._memory_limit_bytes
+        )
 
     def _make_inputs(self, pool: WorkerPool, task: Task) -> None:
         try:

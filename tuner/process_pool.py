@@ -124,6 +124,10 @@ class WorkerPool:
         schedule(1)
         return future
 
+    def start(self) -> None:
+        """Starts the processes, which otherwise start with the first job; does not wait."""
+        self.submit(None, _nothing)
+
     def close(self) -> None:
         """Kills the workers and cancels what has not ended; may be called twice."""
         with self._lock:
@@ -254,6 +258,10 @@ def _start_worker(log_dir: str, initializer: Callable[[], None] | None) -> None:
     os.close(log)
     if initializer is not None:
         initializer()
+
+
+def _nothing() -> None:
+    """The job that starts a pool."""
 
 
 def _watch(sentinel: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from .compile_pool import CompilePool, default_num_workers
 from .evaluators.base import Evaluator
 from .evaluators.predict import PredictEvaluator
 from .external import contest_space, own_templates, run_timeout_s, space_of_libraries
-from .gpu_worker import GpuWorker
+from .measuring_processes import MeasuringProcesses
 from .paths import user_database_path
 from .prediction.roofline import share_of_roofline
 from .progress import LoggingListener, ProgressListener
@@ -99,18 +99,25 @@ def tune(
     if not 0 <= seed < _SEED_END:
         raise UsageError(f"seed={seed!r} must be between 0 and {_SEED_END - 1}")
     problems = _problems(workload)
-    targets = resolve_targets(gpus, mode)
     names = None if templates is None else tuple(templates)
-    jobs = [_Job(entry, target, names) for target in targets for entry in problems]
+
+    def jobs() -> list[_Job]:
+        targets = resolve_targets(gpus, mode)
+        return [_Job(entry, target, names) for target in targets for entry in problems]
+
     if dry_run:
-        rows = [_plan(job, limits, len(jobs)) for job in jobs]
+        planned = jobs()
+        rows = [_plan(job, limits, len(planned)) for job in planned]
         database, share, num_disturbed = "", None, 0
     else:
         location = user_database_path() if db is None else db
         # Who names a number of trials wants them all.
         gain = GainRule() if trials is None else None
         with _Run(location, limits, seed, gain, listener or LoggingListener()) as run:
-            rows = run.all(jobs)
+            if mode != "predict" and environment.has_gpu():
+                # Loads side by side with what asks the GPU for its name: both take seconds.
+                run.start_measuring()
+            rows = run.all(jobs())
             share, num_disturbed = run.gpu_busy_share, run.num_disturbed
         dispatch.refresh()  # look-ups of this process see what was found
         database = str(location)
@@ -185,7 +192,7 @@ class _Run:
         self._gain = gain
         self._listener = listener
         self._compilers: CompilePool | None = None
-        self._measuring: tuple[CompilePool, GpuWorker] | None = None
+        self._measuring: MeasuringProcesses | None = None
         self._measured: list[MeasureEvaluator] = []
         budget_s = limits.time_budget_s
         self._end = None if budget_s is None else time.monotonic() + budget_s
@@ -208,6 +215,10 @@ class _Run:
 
     def __exit__(self, *error: object) -> None:
         self._resources.close()
+
+    def start_measuring(self) -> None:
+        """Starts the processes that measure, before it is known what."""
+        self._measuring_processes().start()
 
     def all(self, jobs: Sequence[_Job]) -> list[TuneRow]:
         """Searches job after job; one that nothing supports does not stop the others."""
@@ -274,13 +285,9 @@ class _Run:
                 self._compilers = self._resources.enter_context(CompilePool())
             return PredictEvaluator(problem, device, pool=self._compilers, scope=scope)
         # Loads the parts that need a GPU only where one is used.
-        from .evaluators.measure import MeasureEvaluator, measuring_compile_pool
+        from .evaluators.measure import MeasureEvaluator
 
-        if self._measuring is None:
-            # Closed in the opposite order: what is queued for the GPU ends with the worker.
-            compilers = self._resources.enter_context(measuring_compile_pool())
-            self._measuring = compilers, self._resources.enter_context(closing(GpuWorker()))
-        compilers, gpu = self._measuring
+        processes = self._measuring_processes()
         times = [
             record.evaluation.time_us
             for record in self._store.trials(study.study_id)
@@ -291,8 +298,8 @@ class _Run:
             problem,
             device,
             policy,
-            compilers=compilers,
-            gpu=gpu,
+            compilers=processes.compilers,
+            gpu=processes.gpu,
             run_timeout_s=run_timeout_s(problem.op, space),
             best_us=min(times, default=None),
             seed=self._seed,
@@ -300,6 +307,11 @@ class _Run:
         )
         self._measured.append(evaluator)
         return evaluator
+
+    def _measuring_processes(self) -> MeasuringProcesses:
+        if self._measuring is None:
+            self._measuring = self._resources.enter_context(MeasuringProcesses())
+        return self._measuring
 
 
 def _budget(name: str, trials: int | None, time_budget_s: float | None) -> Budget:

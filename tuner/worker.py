@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
@@ -100,6 +101,18 @@ class _State:
 
 
 _state: _State | None = None
+
+
+def load_device() -> None:
+    """Loads torch and makes the CUDA context, which no task is needed for; a process's first act.
+
+    What is wrong with the device is told by the first task, with its problem.
+    """
+    with suppress(ImportError, RuntimeError):
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.init()  # type: ignore[no-untyped-call]
 
 
 def prepare(task: Task) -> int:

@@ -26,7 +26,7 @@ class Compilers:
     def __init__(self) -> None:
         self.job: Future[CompileResult] = Future()
 
-    def submit(self, *job: Any) -> Future[CompileResult]:
+    def submit(self, *job: Any, reads_code: bool) -> Future[CompileResult]:
         return self.job
 
 

@@ -31,6 +31,8 @@ class Compilers:
         config: Config,
         arch: int,
         part: str = "",
+        *,
+        reads_code: bool,
     ):
         job: Future[CompileResult] = Future()
         digest = None if config.get("behaviour") == "no code" else f"{config['block_n']}"
