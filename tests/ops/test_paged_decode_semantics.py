@@ -19,6 +19,7 @@ from decode_calls import (
     table_arguments,
     table_of,
 )
+from gpu_modes import waiting_forbidden
 from tilescout import ops
 from tilescout.kernels.base import Config
 from tilescout.kernels.paged_decode import PagedDecodeInputs, PagedDecodeProblem
@@ -412,11 +413,8 @@ class TestOnGpu(OnADevice):
         inputs = self.make(is_dense=is_dense, has_sinks=True, window_left=20)
         scale = torch.ones(1, device=self.device)
         call(inputs, k_scale=scale)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with waiting_forbidden():
             out, lse = call(inputs, k_scale=scale, return_lse=True)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         assert_right(inputs, out, lse)
 
     @pytest.mark.parametrize("is_dense", [False, True], ids=["csr", "dense"])

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from decode_calls import assert_right, pool_of, problem_of
+from gpu_modes import waiting_forbidden
 from tilescout import ops
 from tilescout.errors import UsageError
 from tilescout.kernels.paged_decode import PagedDecodeInputs, PagedDecodeProblem
@@ -238,11 +239,8 @@ class TestOnGpu(OnADevice):
     def test_no_call_waits_for_the_device(self) -> None:
         shared = make([64], [30, 30], device="cuda")
         call(shared)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with waiting_forbidden():
             out, lse = call(shared, return_lse=True)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         assert_right(shared.whole, out, lse)
 
 
