@@ -29,7 +29,7 @@ def triton_space(problem: GdnChunkProblem, device: DeviceSpec) -> SearchSpace:
         template="triton",
         parameters=(*_algorithm(problem), *_tiles(problem)),
         constraints=(
-            Constraint("segments of the longest sequence", lambda c: _is_cut(problem, c)),
+            Constraint("segments", lambda c: _is_cut(problem, device, c)),
             Constraint("order of several sequences", lambda c: _is_ordered(problem, c)),
             Constraint("tiles within registers", lambda c: _fits_registers(problem, c)),
             Constraint("tiles within shared memory", lambda c: _fits_smem(problem, device, c)),
@@ -181,12 +181,26 @@ def _seeds(problem: GdnChunkProblem) -> tuple[Config, ...]:
     )
 
 
-def _is_cut(problem: GdnChunkProblem, config: Config) -> str | None:
+def _is_cut(problem: GdnChunkProblem, device: DeviceSpec, config: Config) -> str | None:
     """Segments that nothing is cut into would be another name for an algorithm without them."""
+    if config["segment"] and (reason := _exceeds_transition(problem, device)):
+        return reason
     span = int(config["chunk"]) * int(config["segment"])
     if span and span >= problem.max_seqlen:
         return f"segments of {span} tokens, the longest sequence has {problem.max_seqlen}"
     return None
+
+
+def _exceeds_transition(problem: GdnChunkProblem, device: DeviceSpec) -> str | None:
+    """A segment's transition, K by K in fp32, is one operand of the kernel that stitches."""
+    side = 1 << (problem.head_dim_k - 1).bit_length()
+    num_bytes = 4 * side * side
+    if num_bytes <= device.smem_per_block_bytes:
+        return None
+    return (
+        f"the transition of a segment, {side} x {side} in fp32, takes {num_bytes} bytes of "
+        f"shared memory, a block has {device.smem_per_block_bytes}"
+    )
 
 
 def _is_ordered(problem: GdnChunkProblem, config: Config) -> str | None:

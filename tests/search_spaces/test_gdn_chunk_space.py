@@ -136,3 +136,10 @@ def test_what_the_template_refuses_has_a_reason(h200) -> None:
     assert triton().supports(PROBLEM, h200) is None
     old = replace(h200, compute_capability=(8, 0))
     assert "compute capability 8.0 is below 9.0" in triton().supports(PROBLEM, old)
+
+
+def test_a_transition_that_shared_memory_cannot_hold_is_refused() -> None:
+    space = triton_space(replace(PROBLEM, head_dim_k=256), gpu("h200"))
+    assert not any(config["segment"] for config in space.valid_seeds())
+    cut = next(c for c in triton_space(PROBLEM, gpu("h200")).valid_seeds() if c["segment"])
+    assert "256 x 256 in fp32, takes 262144 bytes" in str(space.check(cut))
