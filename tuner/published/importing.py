@@ -39,6 +39,10 @@ __all__ = ["PublishedSummary", "Refusal", "import_published"]
 LEAST_SHARE_OF_ROOFLINE_TIME = 0.05
 """A time below this share of what the device's peaks allow has the wrong unit: data that stays in
 L2 is read a few times as fast as memory, not twenty times."""
+MOST_ROOFLINE_TIMES = 1000
+"""A time of more than this many times what the peaks allow, or 10 us where that is less, likewise:
+launching takes microseconds, and kernels far from the peaks are tens of times slower."""
+_LAUNCH_US = 10.0
 _SAME_SHARE = 1e-6
 """Times are kept to 1 ns: two that differ by less, or by this share, are one."""
 
@@ -157,10 +161,13 @@ def _evaluation(config: Config, row: TableRow, provenance: Provenance) -> Evalua
 
 def _check_unit(key: StudyKey, row: TableRow, where: str) -> None:
     bound_us = roofline_us(key.problem, key.device)
-    if row.time_us < LEAST_SHARE_OF_ROOFLINE_TIME * bound_us:
+    too_fast = row.time_us < LEAST_SHARE_OF_ROOFLINE_TIME * bound_us
+    if too_fast or row.time_us > MOST_ROOFLINE_TIMES * max(bound_us, _LAUNCH_US):
+        times = bound_us / row.time_us if too_fast else row.time_us / bound_us
         raise UsageError(
-            f"{where}: {row.time_us:g} us is {bound_us / row.time_us:,.0f} times as fast as the "
-            f"peaks of {key.device.sku} allow ({bound_us:.4g} us): is the unit of the column right?"
+            f"{where}: {row.time_us:g} us is {times:,.0f} times as {'fast' if too_fast else 'long'} "
+            f"as the peaks of {key.device.sku} allow ({bound_us:.4g} us): is the unit of the column "
+            "right?"
         )
 
 

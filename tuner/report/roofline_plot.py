@@ -43,10 +43,11 @@ def _roofline_plot(sku: str, ours: Sequence[Search], others: Sequence[Baseline])
     shape_of = dict(zip(dict.fromkeys(name for name, _, _ in series), shapes, strict=True))
     for (name, provenance, is_ours), points in series.items():
         x, y = zip(*points, strict=True)
+        color = "black" if is_ours else "0.5"
         style: dict[str, object] = {
             "marker": shape_of[name],
-            "color": "black" if is_ours else "0.5",
-            "markerfacecolor": "black" if is_ours and provenance == "measured" else "none",
+            "color": color,
+            "markerfacecolor": color if provenance == "measured" else "none",
             "markersize": 6 if is_ours else 4,
         }
         draw_marks(axes, x, y, literal(f"{name}: {provenance} ({len(points)})"), style)

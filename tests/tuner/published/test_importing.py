@@ -137,6 +137,7 @@ BAD = [
     pytest.param([OTHER, GOOD + ",7"], HEAD, "line 3 has 8 columns", id="a row too long"),
     pytest.param([GOOD, OTHER, GOOD], HEAD, "line 4 repeats line 2", id="a row twice"),
     pytest.param([GOOD[:-5] + "0.02958"], HEAD, "is the unit of the column right", id="ms as us"),
+    pytest.param([GOOD[:-5] + "29580"], HEAD, "times as long as the peaks", id="ns as us"),
 ]
 
 
