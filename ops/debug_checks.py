@@ -16,13 +16,15 @@ import torch
 from ..errors import UsageError
 from ..kernels.paged_decode import PagedDecodeInputs
 
-__all__ = ["check_page_table", "checks_values", "debugging"]
+__all__ = ["check_page_table", "checks_values", "debugging", "is_debugging"]
 
 DEBUG_VARIABLE = "TILESCOUT_DEBUG"
 """Environment variable that turns the mode on, by any value but 0 and the empty one."""
 
 _of_environment = os.environ.get(DEBUG_VARIABLE, "").strip() not in ("", "0")
 _is_on: ContextVar[bool] = ContextVar("tilescout_debug", default=_of_environment)
+is_debugging = _is_on.get
+"""Whether the mode is on in this thread or task."""
 
 
 @contextmanager

@@ -18,17 +18,20 @@ from ..kernels.paged_decode import PagedDecodeInputs, PagedDecodeOutputs, PagedD
 from ..kernels.paged_decode.lengths import LENGTH_MIXES
 from ..kernels.paged_decode.problem import NVFP4
 from ..kernels.registry import supported_templates, template
-from ..tuner import capture
+from ..tuner import capture, dispatch
 from ..tuner.dispatch import LookupResult, Policy, Snapshot, current_snapshot
 from ..tuner.dispatch_policy import current_policy
 from ..tuner.reach.paged_decode import MIXES_IF_UNKNOWN, kv_bucket, preferred
 from .debug_checks import check_page_table, checks_values
 from .launchers import LauncherCache
 from .on_device import device_spec, dtype_name, on_device
+from .prepared_launches import LaunchedCall
 
 __all__ = ["MIXES_IF_UNKNOWN", "launch", "mixes_to_try", "resolve"]
 
 _launchers = LauncherCache()
+_MADE_BY_OPTIONS = frozenset(("inputs.k_scale", "inputs.v_scale"))
+"""A scale that is a number becomes a tensor where the other one is a tensor."""
 
 
 def mixes_to_try(function: str, lengths: str | None) -> tuple[str, ...]:
@@ -85,7 +88,7 @@ def launch(
     inputs: PagedDecodeInputs,
     outputs: PagedDecodeOutputs,
     mixes: Sequence[str],
-) -> None:
+) -> LaunchedCall:
     """Looks the config up and enqueues its kernels on the current stream of q's device.
 
     Raises:
@@ -94,7 +97,7 @@ def launch(
         UnsupportedError: no template serves the problem on this GPU.
         StoreError: a database cannot be read.
     """
-    q = inputs.q
+    q, generation = inputs.q, dispatch.generation
     with on_device(q.device):
         if checks_values(q.device):
             check_page_table(function, inputs)
@@ -105,6 +108,7 @@ def launch(
         owned = _launchers.get(key, q.device, lambda: _build(result, inputs))
         with owned.lock:
             owned.launcher.launch(inputs, outputs)
+    return LaunchedCall(inputs, outputs, owned, (result,), generation, _MADE_BY_OPTIONS)
 
 
 def _sizes(inputs: PagedDecodeInputs) -> dict[str, int | str | bool]:

@@ -11,12 +11,14 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from ..errors import UsageError
 from ..kernels.base import Launcher
 from ..kernels.gdn_decode import GdnDecodeInputs, GdnDecodeOutputs, GdnDecodeProblem
 from ..kernels.gdn_decode.problem import STATE_DTYPES, STATE_LAYOUTS
 from ..kernels.registry import template
+from ..tuner import dispatch
 from ..tuner.dispatch import LookupResult, current_snapshot
 from .checks import check_index, check_shape, refuse_grad, wrong
 from .gdn_checks import (
@@ -32,11 +34,36 @@ from .gdn_library import DeltaRuleOperator, StepOperator
 from .launchers import LauncherCache
 from .library import is_traced
 from .on_device import device_spec, dtype_name, on_device
+from .prepared import PreparedCalls
+from .prepared_launches import LaunchedCall, Role
 
 __all__ = ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "gdn_decode"]
 
 _launchers = LauncherCache()
 _RECURRENT = "fused_recurrent_gated_delta_rule"
+_TOKENS = tuple(Role((f"inputs.{name}",)) for name in ("q", "k", "v", "gate", "beta"))
+_GATE = (Role(("inputs.a_log",)), Role(("inputs.dt_bias",)))
+_MADE_BY_OPTIONS = frozenset(("inputs.gate", "inputs.beta", "inputs.dt_bias"))
+"""Zeros or ones where they are not given."""
+_step_calls = PreparedCalls(
+    [
+        *_TOKENS,
+        Role(("inputs.state", "outputs.state")),
+        Role(("inputs.slots",)),
+        *_GATE,
+        Role(("outputs.out",), is_output=True),
+    ]
+)
+_recurrent_calls = PreparedCalls(
+    [
+        *_TOKENS,
+        Role(("inputs.state",)),
+        *_GATE,
+        Role(("inputs.cu_seqlens",)),
+        Role(("outputs.out",), is_output=True),
+        Role(("outputs.state",), is_output=True),
+    ]
+)
 
 
 def fused_recurrent_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
@@ -92,7 +119,22 @@ def fused_recurrent_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
             requires grad under grad mode.
         UnsupportedError: no template serves the problem on this GPU.
     """
-    refuse_arguments(_RECURRENT, gk=gk, gv=gv, **unknown)
+    if gk is not None or gv is not None or unknown:
+        refuse_arguments(_RECURRENT, gk=gk, gv=gv, **unknown)
+    if not is_dynamo_compiling():
+        tensors = (q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, None, None)
+        # fmt: off
+        choices = (
+            type(scale), scale, type(output_final_state), output_final_state,
+            type(use_qk_l2norm_in_kernel), use_qk_l2norm_in_kernel,
+            type(use_gate_in_kernel), use_gate_in_kernel,
+            type(use_beta_sigmoid_in_kernel), use_beta_sigmoid_in_kernel,
+            type(allow_neg_eigval), allow_neg_eigval, type(state_v_first), state_v_first,
+        )
+        # fmt: on
+        done = _recurrent_calls.launch(tensors, choices)
+        if done is not None:
+            return done
     if is_traced(q):
         refuse_grad(_RECURRENT, q, k, v, g, beta, initial_state, A_log, dt_bias)
         return _recurrent_operator(
@@ -149,7 +191,9 @@ def fused_recurrent_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
         state_layout="VK" if state_v_first else "KV",
         use_qk_l2norm=use_qk_l2norm_in_kernel,
     )
-    _launch(_RECURRENT, problem, inputs, outputs)
+    launched = _launch(_RECURRENT, problem, inputs, outputs)
+    if launched is not None:
+        _recurrent_calls.keep(tensors, choices, launched)
     return out, final_state
 
 
@@ -196,6 +240,13 @@ def gdn_decode(  # noqa: PLR0917  (what a layer has, in the order of its formula
         UnsupportedError: no template serves the problem on this GPU.
     """
     name = "gdn_decode"
+    if not is_dynamo_compiling():
+        tensors = (q, k, v, g, beta, state, slots, A_log, dt_bias, out)
+        choices = (type(scale), scale, type(use_qk_l2norm), use_qk_l2norm, state_layout)
+        done = _step_calls.launch(tensors, choices)
+        if done is not None:
+            result: torch.Tensor = done[0]
+            return result
     if is_traced(q):
         refuse_grad(name, q, k, v, g, beta, state, A_log, dt_bias)
         return _step_operator(
@@ -242,7 +293,9 @@ def gdn_decode(  # noqa: PLR0917  (what a layer has, in the order of its formula
         state_layout=state_layout,
         use_qk_l2norm=use_qk_l2norm,
     )
-    _launch(name, problem, inputs, GdnDecodeOutputs(out, state))
+    launched = _launch(name, problem, inputs, GdnDecodeOutputs(out, state))
+    if launched is not None:
+        _step_calls.keep(tensors, choices, launched)
     return out
 
 
@@ -273,12 +326,13 @@ def _problem(**values: int | str | bool) -> GdnDecodeProblem:
 
 def _launch(
     function: str, problem: GdnDecodeProblem, inputs: GdnDecodeInputs, outputs: GdnDecodeOutputs
-) -> None:
+) -> LaunchedCall | None:
+    """None where there was nothing to launch."""
     if not inputs.v.numel():
         if outputs.state is not None and inputs.state is not outputs.state:
             outputs.state.zero_() if inputs.state is None else outputs.state.copy_(inputs.state)
-        return
-    device = inputs.q.device
+        return None
+    device, generation = inputs.q.device, dispatch.generation
     spec = device_spec(device, function)
     result = current_snapshot().lookup(problem, spec)
     if not is_served(result, problem, spec, inputs, outputs):
@@ -298,6 +352,7 @@ def _launch(
         owned = _launchers.get(key, device, lambda: _build(result, problem, inputs))
         with owned.lock:
             owned.launcher.launch(inputs, outputs)
+    return LaunchedCall(inputs, outputs, owned, (result,), generation, _MADE_BY_OPTIONS)
 
 
 def _build(result: LookupResult, problem: GdnDecodeProblem, inputs: GdnDecodeInputs) -> Launcher:

@@ -12,10 +12,12 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from ..errors import UsageError
 from ..kernels.gdn_chunk_fwd import GdnChunkInputs, GdnChunkOutputs, GdnChunkProblem
 from ..kernels.registry import template
+from ..tuner import dispatch
 from ..tuner.dispatch import LookupResult, current_snapshot
 from ..tuner.tiers import Tier
 from .checks import check_shape, refuse_grad, wrong
@@ -31,6 +33,8 @@ from .gdn_library import DeltaRuleOperator
 from .launchers import LauncherCache
 from .library import is_traced
 from .on_device import device_spec, dtype_name, on_device
+from .prepared import PreparedCalls
+from .prepared_launches import LaunchedCall, Role
 
 __all__ = ["chunk_gated_delta_rule"]
 
@@ -38,6 +42,17 @@ _FUNCTION = "chunk_gated_delta_rule"
 _MAX_LAUNCHERS = 8
 """Launchers kept for eager calls: each holds scratch memory of several times the size of v."""
 _launchers = LauncherCache(_MAX_LAUNCHERS)
+_MADE_BY_OPTIONS = frozenset(("inputs.dt_bias",))
+"""Zeros where it is not given."""
+_calls = PreparedCalls(
+    [
+        *(Role((f"inputs.{name}",)) for name in ("q", "k", "v", "gate", "beta")),
+        *(Role((f"inputs.{name}",)) for name in ("initial_state", "cu_seqlens")),
+        *(Role((f"inputs.{name}",)) for name in ("a_log", "dt_bias")),
+        Role(("outputs.out",), is_output=True),
+        Role(("outputs.final_state",), is_output=True),
+    ]
+)
 
 
 def chunk_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
@@ -98,7 +113,24 @@ def chunk_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
         UnsupportedError: an argument is refused, or no template serves the problem on this GPU, or
             no library with a backward.
     """
-    refuse_arguments(_FUNCTION, chunk_indices=chunk_indices, cp_context=cp_context, **unknown)
+    if chunk_indices is not None or cp_context is not None or unknown:
+        refuse_arguments(_FUNCTION, chunk_indices=chunk_indices, cp_context=cp_context, **unknown)
+    # Bounds on the host are looked at, and which winner serves depends on what they say.
+    may_be_prepared = cu_seqlens_cpu is None and not is_dynamo_compiling()
+    if may_be_prepared:
+        tensors = (q, k, v, g, beta, initial_state, cu_seqlens, A_log, dt_bias, None, None)
+        # fmt: off
+        choices = (
+            type(scale), scale, type(output_final_state), output_final_state,
+            type(use_qk_l2norm_in_kernel), use_qk_l2norm_in_kernel,
+            type(use_beta_sigmoid_in_kernel), use_beta_sigmoid_in_kernel,
+            type(allow_neg_eigval), allow_neg_eigval, type(state_v_first), state_v_first,
+            type(use_gate_in_kernel), use_gate_in_kernel,
+        )
+        # fmt: on
+        done = _calls.launch(tensors, choices)
+        if done is not None:
+            return done
     if is_traced(q):
         refuse_grad(_FUNCTION, q, k, v, g, beta, initial_state, A_log, dt_bias)
         return _operator(
@@ -189,7 +221,9 @@ def chunk_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
             *(_FUNCTION, problem, inputs, device_spec(q.device, _FUNCTION)),
             wants_state=output_final_state,
         )
-    _launch(problem, inputs, outputs)
+    launched = _launch(problem, inputs, outputs)
+    if may_be_prepared:
+        _calls.keep(tensors, choices, launched)
     return out, final_state
 
 
@@ -236,12 +270,15 @@ def _problem(**values: int | str | bool) -> GdnChunkProblem:
     return GdnChunkProblem.from_dict(values)
 
 
-def _launch(problem: GdnChunkProblem, inputs: GdnChunkInputs, outputs: GdnChunkOutputs) -> None:
-    device = inputs.q.device
-    result = _lookup(problem, device)
+def _launch(
+    problem: GdnChunkProblem, inputs: GdnChunkInputs, outputs: GdnChunkOutputs
+) -> LaunchedCall:
+    device, generation = inputs.q.device, dispatch.generation
+    lookups = _lookups(problem, device)
     spec = device_spec(device, _FUNCTION)
-    if not is_served(result, problem, spec, inputs, outputs):
-        result = _lookup(problem, device, libraries(problem.op))
+    if not is_served(lookups[-1], problem, spec, inputs, outputs):
+        lookups = _lookups(problem, device, libraries(problem.op))
+    result = lookups[-1]
     built_for = _capacity(problem)
     key = (result.config, built_for, device.index)
     chosen = template(problem.op, result.template)
@@ -249,22 +286,23 @@ def _launch(problem: GdnChunkProblem, inputs: GdnChunkInputs, outputs: GdnChunkO
         owned = _launchers.get(key, device, lambda: chosen.build(built_for, result.config, inputs))
         with owned.lock:
             owned.launcher.launch(inputs, outputs)
+    return LaunchedCall(inputs, outputs, owned, lookups, generation, _MADE_BY_OPTIONS)
 
 
-def _lookup(
+def _lookups(
     problem: GdnChunkProblem, device: torch.device, without: frozenset[str] = frozenset()
-) -> LookupResult:
-    """The winner of the problem or, where nothing was tuned for it, of the usual kind of it.
+) -> tuple[LookupResult, ...]:
+    """The last one serves: the problem's winner or, where nothing was tuned, its usual kind's.
 
     States, the gate and their dtypes only concern how a kernel starts and ends.
     """
     spec = device_spec(device, _FUNCTION)
     snapshot = current_snapshot()
     result = snapshot.lookup(problem, spec, without=without)
-    if result.tier is not Tier.DEFAULT:
-        return result
     usual = _usual(problem)
-    return result if usual == problem else snapshot.lookup(usual, spec, without=without)
+    if result.tier is not Tier.DEFAULT or usual == problem:
+        return (result,)
+    return result, snapshot.lookup(usual, spec, without=without)
 
 
 @lru_cache(maxsize=4096)

@@ -17,6 +17,7 @@ __all__ = [
     "as_tokens_and_heads",
     "joined",
     "kv_views",
+    "one_or_pair",
     "pools_of",
     "with_dtype",
 ]
@@ -27,6 +28,20 @@ KvCache = torch.Tensor | Sequence[torch.Tensor]
 
 _EIGHT_BIT = tuple(word for word, size in KV_DTYPE_BYTES.items() if size == 1)
 _ORDER = {"NHD": "page_size, num_kv_heads", "HND": "num_kv_heads, page_size"}
+
+
+def one_or_pair(
+    parts: KvCache,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """(one tensor, first of a pair, second of a pair), each None where it is not given so.
+
+    Any other sequence is none of them.
+    """
+    if isinstance(parts, torch.Tensor):
+        return parts, None, None
+    if type(parts) in (tuple, list) and len(parts) == 2:
+        return None, parts[0], parts[1]
+    return None, None, None
 
 
 def kv_views(

@@ -7,24 +7,27 @@ using the scratch of the launcher it was captured with for as long as it lives.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
 from ..errors import UsageError
 from ..kernels.base import Launcher
 
-__all__ = ["LauncherCache", "OwnedLauncher", "keeping_launchers"]
+__all__ = ["LauncherCache", "OwnedLauncher", "keeping_launchers", "keeps_launchers"]
 
 MAX_LAUNCHERS = 64
 """Launchers kept for eager calls; beyond it the least recently used frees its scratch memory."""
 
 
 _keeps: ContextVar[bool] = ContextVar("tilescout_keeps_launchers", default=False)
+keeps_launchers = _keeps.get
+"""Whether ``keeping_launchers`` is in force in this thread or task."""
 
 
 @contextmanager
@@ -37,13 +40,40 @@ def keeping_launchers() -> Iterator[None]:
         _keeps.reset(token)
 
 
-@dataclass(frozen=True)
+class _Call(Protocol):
+    """A prepared call, which launches without asking the cache."""
+
+    def release(self) -> None:
+        """Told when the launcher is no longer for eager calls of its stream."""
+
+
 class OwnedLauncher:
     """A launcher that serves one stream."""
 
-    launcher: Launcher
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while launching: two threads must not interleave the kernels of one launcher."""
+    def __init__(self, launcher: Launcher) -> None:
+        self.launcher = launcher
+        self.lock = threading.Lock()
+        """Held while launching: two threads must not interleave the kernels of one launcher."""
+        self.was_used = False
+        """Whether a prepared call has launched since the cache last looked."""
+        self._is_released = False
+        self._calls: weakref.WeakSet[_Call] = weakref.WeakSet()
+
+    def serves(self, call: _Call) -> None:
+        """The call is released with the launcher; at once, where that has happened already."""
+        with self.lock:
+            if not self._is_released:
+                self._calls.add(call)
+                return
+        call.release()
+
+    def release(self) -> None:
+        """It goes to a graph or out of the cache: no call may keep it."""
+        with self.lock:
+            self._is_released = True
+            calls = list(self._calls)
+        for call in calls:
+            call.release()
 
 
 class LauncherCache:
@@ -83,8 +113,18 @@ class LauncherCache:
             # Another thread on this stream may have built it meanwhile.
             owned = self._used(key, stream, self._eager.setdefault((key, stream), owned))
             while len(self._eager) > self._max_launchers:
-                self._eager.popitem(last=False)
+                self._drop_one(newest=(key, stream))
         return owned
+
+    def _drop_one(self, newest: tuple[Hashable, int]) -> None:
+        """The least recently used goes; prepared calls use one without moving it to the end."""
+        oldest, owned = self._eager.popitem(last=False)
+        if owned.was_used:
+            owned.was_used = False
+            self._eager[oldest] = owned
+            self._eager.move_to_end(newest)
+        else:
+            owned.release()
 
     def _used(self, key: Hashable, stream: int, owned: OwnedLauncher) -> OwnedLauncher:
         """The launcher, now the one that was used last, or moved to those that are kept."""
@@ -107,6 +147,7 @@ class LauncherCache:
                     "tilescout.warmup, so that nothing compiles or allocates inside it"
                 )
             self._captured[key, stream] = held.pop(source)
+            self._captured[key, stream].release()
         return self._captured[key, stream]
 
 

@@ -6,19 +6,42 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from ..errors import UsageError
 from .checks import refuse_grad, wrong
 from .decode_inputs import checked_outputs, checked_query, inputs_of
 from .decode_launch import launch, mixes_to_try
 from .decode_options import DecodeOptions, LseBase, Scale
-from .kv_cache import joined, with_dtype
+from .kv_cache import joined, one_or_pair, with_dtype
 from .library import TracedFunction, is_traced
 from .page_table import page_table_of
+from .prepared import PreparedCalls
+from .prepared_launches import Role
 
 __all__ = ["mla_decode"]
 
 _FUNCTION = "mla_decode"
+_ROWS = ("inputs.k_cache", "inputs.v_cache")
+_calls = PreparedCalls(
+    [
+        Role(("inputs.q",)),
+        Role(("inputs.q",)),
+        Role(behind=1),
+        Role(_ROWS),
+        Role(_ROWS),
+        Role(behind=4),
+        Role(("inputs.kv_indptr",)),
+        Role(("inputs.kv_indices",)),
+        Role(("inputs.kv_last_page_len",)),
+        Role(("inputs.kv_indices",)),
+        Role(("inputs.seq_lens",)),
+        Role(("inputs.k_scale", "inputs.v_scale")),
+        Role(("inputs.sinks",)),
+        Role(("outputs.out",), is_output=True, apart_from=0),
+        Role(("outputs.lse",), is_output=True),
+    ]
+)
 
 
 def mla_decode(
@@ -90,6 +113,24 @@ def mla_decode(
             f"sm_scale of {_FUNCTION} is None: must be a number, the head size before absorption "
             "to the power of -0.5 (192 ** -0.5 for DeepSeek-V3); no tensor here has that size"
         )
+    if not is_dynamo_compiling():
+        has_tensor = isinstance(kv_scale, torch.Tensor)
+        # fmt: off
+        tensors = (
+            *one_or_pair(q), *one_or_pair(kv_cache),
+            kv_indptr, kv_indices, kv_last_page_len, block_table, seq_lens,
+            kv_scale if has_tensor else None, sinks, out, lse,
+        )
+        choices = (
+            type(sm_scale), sm_scale, type(head_dim_v), head_dim_v, kv_dtype,
+            type(q_scale), q_scale, type(kv_scale), None if has_tensor else kv_scale,
+            type(is_causal), is_causal, type(window_left), window_left, type(soft_cap), soft_cap,
+            lengths, return_lse, lse_base,
+        )
+        # fmt: on
+        done = _calls.launch(tensors, choices)
+        if done is not None:
+            return done[0] if done[1] is None else done
     parts = q if isinstance(q, Sequence) else (q,)
     if is_traced(*parts):
         refuse_grad(_FUNCTION, *parts)
@@ -141,7 +182,7 @@ def mla_decode(
     outputs = checked_outputs(_FUNCTION, inputs, out, lse, return_lse=return_lse, lse_base=lse_base)
     mixes = mixes_to_try(_FUNCTION, lengths)
     if inputs.batch > 0:
-        launch(_FUNCTION, inputs, outputs, mixes)
+        _calls.keep(tensors, choices, launch(_FUNCTION, inputs, outputs, mixes))
     return outputs.out if outputs.lse is None else (outputs.out, outputs.lse)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from ..errors import UsageError
 
-__all__ = ["check_written_once", "is_in_place_of", "shares_memory"]
+__all__ = ["check_written_once", "is_in_place_of", "reach_bytes", "shares_memory"]
 
 
 def check_written_once(function: str, name: str, tensor: torch.Tensor) -> None:
@@ -44,7 +44,7 @@ def shares_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     if not tensor.numel() or not other.numel():
         return False
     gap = other.data_ptr() - tensor.data_ptr()
-    if gap >= _reach_bytes(tensor) or -gap >= _reach_bytes(other):
+    if gap >= reach_bytes(tensor) or -gap >= reach_bytes(other):
         return False
     return not any(
         _are_columns(tensor, other, gap, pitch) for pitch in set(tensor.stride()) if pitch > 0
@@ -64,7 +64,8 @@ def _are_columns(tensor: torch.Tensor, other: torch.Tensor, gap: int, pitch: int
     return width <= start and start + other_width <= pitch
 
 
-def _reach_bytes(tensor: torch.Tensor) -> int:
+def reach_bytes(tensor: torch.Tensor) -> int:
+    """Bytes from the first to the last element, that one included."""
     return _reach(tensor) * tensor.element_size()
 
 

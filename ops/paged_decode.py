@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Unpack
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from ..errors import UsageError
 from ..kernels.paged_decode.inputs import Rope
@@ -18,14 +19,38 @@ from .checks import refuse_grad
 from .decode_inputs import checked_outputs, checked_query, inputs_of
 from .decode_launch import launch, mixes_to_try, resolve
 from .decode_options import DecodeOptions, LseBase, Scale
-from .kv_cache import KvCache, kv_views
+from .kv_cache import KvCache, kv_views, one_or_pair
 from .library import TracedFunction, is_traced
 from .nvfp4_cache import block_scale_views, dtype_with_scales
 from .page_table import PageTable, check_table, page_table_of
+from .prepared import PreparedCalls
+from .prepared_launches import Role
 
 __all__ = ["paged_decode", "resolve_paged_decode"]
 
 _FUNCTION = "paged_decode"
+_calls = PreparedCalls(
+    [
+        Role(("inputs.q",)),
+        Role(("inputs.k_cache", "inputs.v_cache")),
+        Role(("inputs.k_cache",)),
+        Role(("inputs.v_cache",)),
+        Role(("inputs.kv_indptr",)),
+        Role(("inputs.kv_indices",)),
+        Role(("inputs.kv_last_page_len",)),
+        Role(("inputs.kv_indices",)),
+        Role(("inputs.seq_lens",)),
+        Role(("inputs.k_scale",)),
+        Role(("inputs.v_scale",)),
+        Role(("inputs.sinks",)),
+        Role(("inputs.alibi_slopes",)),
+        Role(("outputs.out",), is_output=True, apart_from=0),
+        Role(("outputs.lse",), is_output=True),
+        Role(("inputs.k_block_scales", "inputs.v_block_scales")),
+        Role(("inputs.k_block_scales",)),
+        Role(("inputs.v_block_scales",)),
+    ]
+)
 
 
 def paged_decode(
@@ -116,6 +141,27 @@ def paged_decode(
         UnsupportedError: no template serves the problem on this GPU.
         StoreError: a database cannot be read.
     """
+    if not is_dynamo_compiling():
+        pool, k, v = one_or_pair(kv_cache)
+        blocks = one_or_pair(() if kv_block_scales is None else kv_block_scales)
+        has_tensors = isinstance(k_scale, torch.Tensor), isinstance(v_scale, torch.Tensor)
+        # fmt: off
+        tensors = (
+            q, pool, k, v, kv_indptr, kv_indices, kv_last_page_len, block_table, seq_lens,
+            k_scale if has_tensors[0] else None, v_scale if has_tensors[1] else None,
+            sinks, alibi_slopes, out, lse, *blocks,
+        )
+        choices = (
+            kv_layout, kv_dtype, type(sm_scale), sm_scale, type(q_scale), q_scale,
+            type(k_scale), None if has_tensors[0] else k_scale,
+            type(v_scale), None if has_tensors[1] else v_scale,
+            type(is_causal), is_causal, type(window_left), window_left, type(soft_cap), soft_cap,
+            rope, lengths, return_lse, lse_base,
+        )
+        # fmt: on
+        done = _calls.launch(tensors, choices)
+        if done is not None:
+            return done[0] if done[1] is None else done
     if is_traced(q):
         refuse_grad(_FUNCTION, q, sinks, alibi_slopes, out, lse)
         return _traced(
@@ -173,7 +219,7 @@ def paged_decode(
     outputs = checked_outputs(_FUNCTION, inputs, out, lse, return_lse=return_lse, lse_base=lse_base)
     mixes = mixes_to_try(_FUNCTION, lengths)
     if inputs.batch > 0:
-        launch(_FUNCTION, inputs, outputs, mixes)
+        _calls.keep(tensors, choices, launch(_FUNCTION, inputs, outputs, mixes))
     return outputs.out if outputs.lse is None else (outputs.out, outputs.lse)
 
 

@@ -37,6 +37,7 @@ __all__ = [
     "current_snapshot",
     "explain",
     "find_device",
+    "generation",
     "lookup",
     "policy",
     "put_in_force",
@@ -57,6 +58,8 @@ _HotKey = tuple[int, str | None, Policy, bool]
 _lock = threading.RLock()
 _snapshots: dict[tuple[str, ...], Snapshot] = {}
 _hot: dict[_HotKey, tuple[Problem, LookupResult]] = {}
+generation = 0
+"""Counts how often what was read was forgotten: what was resolved before is not valid after."""
 _chosen_lock: LockedSnapshot | None = None
 """What ``use_lock`` put in force."""
 
@@ -210,10 +213,13 @@ def _read(databases: Sequence[str | Path]) -> Snapshot:
 
 def refresh() -> None:
     """Forgets what was read, so that the next look-up reads databases and environment again."""
+    global generation  # noqa: PLW0603 - of the process, like what was read
+    reread_environment()
     with _lock:
         _snapshots.clear()
         _hot.clear()
-    reread_environment()
+        # Counted last: who saw the new number resolves by what is read anew.
+        generation += 1
 
 
 def _sources(explicit: Sequence[str | Path]) -> tuple[DatabaseSource, ...]:

@@ -10,13 +10,21 @@ from contextvars import ContextVar
 from ..errors import UsageError
 from .tiers import POLICIES, Policy
 
-__all__ = ["POLICY_VARIABLE", "current_policy", "policy", "reread_environment"]
+__all__ = [
+    "POLICY_VARIABLE",
+    "current_policy",
+    "policy",
+    "policy_of_context",
+    "reread_environment",
+]
 
 POLICY_VARIABLE = "TILESCOUT_POLICY"
 """Environment variable that names the policy of look-ups which are not told one."""
 
 _DEFAULT: Policy = "nearest"
 _chosen: ContextVar[Policy | None] = ContextVar("tilescout_policy", default=None)
+policy_of_context = _chosen.get
+"""The policy of the innermost ``policy`` block; None outside of any."""
 _of_environment: Policy | None = None
 
 

@@ -1,0 +1,266 @@
+"""What a prepared call enqueues: compiled kernels with their arguments, or the launcher again.
+
+Which tensor of the call a field of the launcher's inputs and outputs is, the roles say; how far
+behind its start, follows from the launch that was made. ``prepared`` owns the conditions but those
+on addresses, which are here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import reduce
+from operator import or_
+from typing import Any, Protocol
+
+import torch
+
+from ..kernels.compiled_launch import Address, Enqueue, enqueuer, record, without_offsets
+from ..tuner import capture
+from ..tuner.dispatch import LookupResult
+from .launchers import OwnedLauncher
+from .overlap import reach_bytes
+
+__all__ = ["LaunchedCall", "PreparedLaunches", "Role", "prepare_launches", "tensor_at"]
+
+_ALIGNMENT_BYTES = 16
+"""What kernels are specialised on: an address modulo this."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a tensor argument is to the launch."""
+
+    paths: tuple[str, ...] = ()
+    """Fields of inputs and outputs that are it, or a view of it whose place follows from its shape
+    and strides: ``inputs.q``, ``outputs.out``. None: only the checks look at it."""
+    is_output: bool = False
+    """It is allocated where the caller gives none, and the call returns it."""
+    apart_from: int | None = None
+    """An argument with which it may have no byte in common."""
+    behind: int | None = None
+    """An argument of the same storage at whose side it must lie."""
+
+
+@dataclass(frozen=True)
+class LaunchedCall:
+    """A call that was checked, resolved and launched the long way."""
+
+    inputs: Any
+    outputs: Any
+    owned: OwnedLauncher
+    counted: tuple[LookupResult, ...]
+    """The look-ups of it, which a capture counts."""
+    generation: int
+    """``dispatch.generation`` from before it was resolved."""
+    constants: frozenset[str] = frozenset()
+    """Tensor fields that, where no argument is theirs, follow from the options and shapes."""
+
+
+@dataclass(frozen=True)
+class PreparedLaunches:
+    """The launches of one call, and the conditions on its addresses."""
+
+    owned: OwnedLauncher
+    counted: tuple[LookupResult, ...]
+    compiled: tuple[Enqueue, ...] | None
+    """None: the launcher itself launches, on inputs and outputs made from the call's tensors."""
+    relaunch: Callable[[Sequence[torch.Tensor]], None]
+    remainders: list[int]
+    """Of every address, by the alignment."""
+    is_aligned: bool
+    """Whether all of them are 0."""
+    extra: tuple[Address, ...]
+    """Addresses that follow those of the tensors."""
+    apart: tuple[tuple[int, int, int, int], ...]
+    """(a, b, bytes that a reaches, bytes that b reaches)."""
+    neighbours: tuple[tuple[int, int, int], ...]
+    """(a, b, bytes from a to b)."""
+    held: tuple[torch.Tensor, ...]
+    """Constants that the launches read."""
+
+    def enqueue(self, given: Sequence[torch.Tensor], stream: int) -> bool:
+        """Enqueues for these tensors; False where their addresses break a condition."""
+        addresses = [tensor.data_ptr() for tensor in given]
+        if (not self.is_aligned or reduce(or_, addresses) % _ALIGNMENT_BYTES) and [
+            address % _ALIGNMENT_BYTES for address in addresses
+        ] != self.remainders:
+            return False
+        for a, b, reach_a, reach_b in self.apart:
+            if -reach_b < addresses[b] - addresses[a] < reach_a:
+                return False
+        for a, b, distance in self.neighbours:
+            is_beside = addresses[b] - addresses[a] == distance
+            if not is_beside or _storage_of(given[a]) != _storage_of(given[b]):
+                return False
+        owned = self.owned
+        owned.was_used = True
+        if capture.recorder is not None:
+            for result in self.counted:
+                capture.recorder.count(result)
+        with owned.lock:
+            if self.compiled is None:
+                self.relaunch(given)
+                return True
+            for extra in self.extra:
+                addresses.append(addresses[extra.index] + extra.offset_bytes)
+            for enqueue in self.compiled:
+                enqueue(stream, addresses)
+        return True
+
+
+class _Argument(Protocol):
+    """Makes a field of the inputs or outputs from the call's tensors."""
+
+    def __call__(self, given: Sequence[torch.Tensor], /) -> torch.Tensor: ...
+
+
+def prepare_launches(
+    roles: Sequence[Role],
+    places: Mapping[int, int],
+    given: Sequence[torch.Tensor],
+    launched: LaunchedCall,
+) -> PreparedLaunches | None:
+    """What repeats the launched call for other tensors.
+
+    None where a field was copied from an argument, so that another call must copy, too, or where it
+    is not known from which argument it comes.
+
+    Args:
+        roles: Of all tensor arguments.
+        places: Of the arguments that are given, and the outputs that were allocated, by role.
+        given: Those tensors.
+        launched: The call.
+    """
+    owners = {path: places[i] for i, role in enumerate(roles) for path in role.paths if i in places}
+    made: dict[str, _Argument] = {}
+    aliases: dict[str, torch.Tensor] = {}
+    addresses: dict[int, Address] = {}
+    held: dict[int, torch.Tensor] = {}
+    for path, tensor in _tensors_of(launched):
+        if path not in owners:
+            if path not in launched.constants:
+                return None  # given in a form that has no role
+            held[id(tensor)] = tensor
+            continue
+        place = owners[path]
+        if _storage_of(tensor) != _storage_of(given[place]):
+            return None
+        offset = tensor.data_ptr() - given[place].data_ptr()
+        # A tensor object of its own for every field, so that each can be told from the others.
+        aliases[path] = tensor.detach()
+        addresses[id(aliases[path])] = Address(place, offset)
+        made[path] = _argument(place, tensor, given[place], offset)
+    owned = launched.owned
+    recorded = record(
+        owned.launcher,
+        _with_tensors(launched.inputs, "inputs", aliases),
+        _with_tensors(launched.outputs, "outputs", aliases),
+        addresses,
+        held,
+    )
+    launches, extra = without_offsets(recorded or (), len(given))
+    total = len(given) + len(extra)
+    remainders = [tensor.data_ptr() % _ALIGNMENT_BYTES for tensor in given]
+    return PreparedLaunches(
+        owned=owned,
+        counted=launched.counted,
+        compiled=tuple(enqueuer(launch, total) for launch in launches) if launches else None,
+        relaunch=_relaunch(launched, made),
+        remainders=remainders,
+        is_aligned=not any(remainders),
+        extra=extra,
+        apart=tuple(_apart(roles, places, given)),
+        neighbours=tuple(_neighbours(roles, places, given)),
+        held=tuple(held.values()),
+    )
+
+
+def tensor_at(launched: LaunchedCall, path: str) -> torch.Tensor | None:
+    """The field of inputs or outputs at this path."""
+    value: Any = launched
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _tensors_of(launched: LaunchedCall) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from _fields_of(launched.inputs, "inputs")
+    yield from _fields_of(launched.outputs, "outputs")
+
+
+def _fields_of(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    for field in fields(value):
+        inner = getattr(value, field.name)
+        if isinstance(inner, torch.Tensor):
+            yield f"{path}.{field.name}", inner
+        elif is_dataclass(inner):
+            yield from _fields_of(inner, f"{path}.{field.name}")
+
+
+def _with_tensors(value: Any, path: str, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """The dataclass with the tensors at these paths in the place of its own."""
+    changes: dict[str, Any] = {}
+    for field in fields(value):
+        inner, at = getattr(value, field.name), f"{path}.{field.name}"
+        if at in tensors:
+            changes[field.name] = tensors[at]
+        elif is_dataclass(inner) and any(name.startswith(f"{at}.") for name in tensors):
+            changes[field.name] = _with_tensors(inner, at, tensors)
+    return replace(value, **changes)
+
+
+def _relaunch(
+    launched: LaunchedCall, made: Mapping[str, _Argument]
+) -> Callable[[Sequence[torch.Tensor]], None]:
+    # Without the tensors of the call at hand, which would be kept alive.
+    inputs = _with_tensors(launched.inputs, "inputs", dict.fromkeys(made, _NO_TENSOR))
+    outputs = _with_tensors(launched.outputs, "outputs", dict.fromkeys(made, _NO_TENSOR))
+    launch = launched.owned.launcher.launch
+
+    def relaunch(given: Sequence[torch.Tensor]) -> None:
+        tensors = {path: make(given) for path, make in made.items()}
+        launch(_with_tensors(inputs, "inputs", tensors), _with_tensors(outputs, "outputs", tensors))
+
+    return relaunch
+
+
+_NO_TENSOR = torch.empty(0)
+
+
+def _argument(
+    place: int, tensor: torch.Tensor, source: torch.Tensor, offset_bytes: int
+) -> _Argument:
+    shape, stride, dtype = tensor.shape, tensor.stride(), tensor.dtype
+    is_same = (shape, stride, dtype) == (source.shape, source.stride(), source.dtype)
+    if is_same and offset_bytes == 0:
+        return lambda given: given[place]
+    offset = offset_bytes // tensor.element_size()
+
+    def view(given: Sequence[torch.Tensor]) -> torch.Tensor:
+        whole = given[place] if given[place].dtype == dtype else given[place].view(dtype)
+        return whole.as_strided(shape, stride, whole.storage_offset() + offset)
+
+    return view
+
+
+def _apart(
+    roles: Sequence[Role], places: Mapping[int, int], given: Sequence[torch.Tensor]
+) -> Iterator[tuple[int, int, int, int]]:
+    for i, role in enumerate(roles):
+        if role.apart_from is not None and role.apart_from in places and i in places:
+            a, b = places[i], places[role.apart_from]
+            yield a, b, reach_bytes(given[a]), reach_bytes(given[b])
+
+
+def _neighbours(
+    roles: Sequence[Role], places: Mapping[int, int], given: Sequence[torch.Tensor]
+) -> Iterator[tuple[int, int, int]]:
+    for i, role in enumerate(roles):
+        if role.behind is not None and role.behind in places and i in places:
+            a, b = places[role.behind], places[i]
+            yield a, b, given[b].data_ptr() - given[a].data_ptr()
+
+
+def _storage_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
