@@ -170,13 +170,14 @@ def fill_cache(arguments: argparse.Namespace) -> int:
         tasks += [FillTask(name, label, layout) for name in (OURS, *found)]
     script = [sys.executable, str(Path(__file__).resolve())]
     databases = [word for db in arguments.db or () for word in ("--db", db)]
-    return fill(
+    num_failed: int = fill(
         [*script, *databases],
         tasks,
         arguments.fill_cache,
         budget_s=arguments.budget_s,
         num_processes=arguments.processes,
     )
+    return num_failed
 
 
 def main() -> None:

@@ -80,7 +80,8 @@ def fill(
     """
     deadline = time.monotonic() + budget_s
     most = num_processes or len(os.sched_getaffinity(0))
-    waiting, running, failed = list(tasks), [], 0
+    waiting, failed = list(tasks), 0
+    running: list[_Running] = []
     while waiting or running:
         is_over = time.monotonic() >= deadline
         while waiting and len(running) < most and not is_over:
@@ -184,7 +185,7 @@ def _timing_in_turn(folder: Path) -> Iterator[None]:
 
             return timed
 
-        Autotuner.do_bench = property(do_bench)  # type: ignore[assignment]
+        Autotuner.do_bench = property(do_bench)
         try:
             yield
         finally:
