@@ -76,6 +76,9 @@ class TracedFunction:
         self._function = function
         self._allocate = allocate
         self._lists, self._scales = tuple(lists), tuple(scales)
+        self._respelt = frozenset(
+            (*self._lists, *(name + _TENSOR_SUFFIX for name in self._scales), "rope")
+        )
         name = function.__name__
         new = f"{name}({parameters}, bool return_lse=False) -> (Tensor, Tensor)"
         into = f"{name}_out({parameters}, Tensor(a!) out, Tensor(b!)? lse=None) -> ()"
@@ -112,30 +115,31 @@ class TracedFunction:
             spelt["rope"] = [spelt["rope"].theta, spelt["rope"].scale]
         return spelt
 
-    def _unspell(self, spelt: Mapping[str, Any]) -> dict[str, Any]:
-        arguments = dict(spelt)
+    def _unspell(self, spelt: dict[str, Any]) -> dict[str, Any]:
+        """Keyword arguments of the operator as those of the function; changes the dictionary.
+
+        The dispatcher leaves defaults out, so that mostly there is nothing to do.
+        """
+        if self._respelt.isdisjoint(spelt):
+            return spelt
         for name in self._lists:
-            given = arguments.get(name)
-            if given is not None and len(given) == 1:
-                arguments[name] = given[0]
+            given = spelt.get(name)
+            if given is not None:
+                spelt[name] = _one_or_all(given)
         for name in self._scales:
-            tensor = arguments.pop(name + _TENSOR_SUFFIX, None)
-            arguments[name] = arguments.get(name, 1.0) if tensor is None else tensor
-        if arguments.get("rope") is not None:
-            arguments["rope"] = Rope(*arguments["rope"])
-        return arguments
+            tensor = spelt.pop(name + _TENSOR_SUFFIX, None)
+            if tensor is not None:
+                spelt[name] = tensor
+        if spelt.get("rope") is not None:
+            spelt["rope"] = Rope(*spelt["rope"])
+        return spelt
 
     def _run_new(self, q: Any, kv_cache: Any, *table: Any, **spelt: Any) -> Any:
-        return_lse = spelt.pop("return_lse", False)
-        arguments = self._unspell({"q": q, "kv_cache": kv_cache, **spelt})
-        result = self._function(
-            arguments.pop("q"),
-            arguments.pop("kv_cache"),
-            *table,
-            **arguments,
-            return_lse=return_lse,
-        )
-        return result if return_lse else (result, result.new_empty(0, dtype=torch.float32))
+        arguments = self._unspell(spelt)
+        result = self._function(_one_or_all(q), _one_or_all(kv_cache), *table, **arguments)
+        if spelt.get("return_lse"):
+            return result
+        return result, result.new_empty(0, dtype=torch.float32)
 
     def _fake_new(self, q: Any, kv_cache: Any, *table: Any, **spelt: Any) -> Any:
         del table
@@ -143,5 +147,9 @@ class TracedFunction:
         return (out, lse) if spelt.get("return_lse") else (out, lse.new_empty(0))
 
     def _run_into(self, q: Any, kv_cache: Any, *table: Any, **spelt: Any) -> None:
-        arguments = self._unspell({"q": q, "kv_cache": kv_cache, **spelt})
-        self._function(arguments.pop("q"), arguments.pop("kv_cache"), *table, **arguments)
+        arguments = self._unspell(spelt)
+        self._function(_one_or_all(q), _one_or_all(kv_cache), *table, **arguments)
+
+
+def _one_or_all(values: Sequence[torch.Tensor]) -> torch.Tensor | Sequence[torch.Tensor]:
+    return values[0] if len(values) == 1 else values

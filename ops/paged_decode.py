@@ -152,7 +152,8 @@ def paged_decode(
             sinks, alibi_slopes, out, lse, *blocks,
         )
         choices = (
-            kv_layout, kv_dtype, type(sm_scale), sm_scale, type(q_scale), q_scale,
+            kv_layout, kv_dtype, type(kv_block_scales),
+            type(sm_scale), sm_scale, type(q_scale), q_scale,
             type(k_scale), None if has_tensors[0] else k_scale,
             type(v_scale), None if has_tensors[1] else v_scale,
             type(is_causal), is_causal, type(window_left), window_left, type(soft_cap), soft_cap,
