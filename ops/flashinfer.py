@@ -225,7 +225,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
         sinks: torch.Tensor | None = None,
         q_len_per_req: int | None = None,
         skip_softmax_threshold_scale_factor: float | None = None,
-        kv_cache_sf: object = None,
+        kv_cache_sf: KvCache | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Attention of the planned batch.
 
@@ -245,7 +245,8 @@ class BatchDecodeWithPagedKVCacheWrapper:
             sinks: fp32 ``[num_qo_heads]``.
             q_len_per_req: None, or the planned one.
             skip_softmax_threshold_scale_factor: Refused: nothing here is approximate.
-            kv_cache_sf: Refused: there is no NVFP4 cache.
+            kv_cache_sf: Block scales of an NVFP4 cache, which is uint8 and so planned: e4m3 or its
+                bytes, like ``paged_kv_cache`` but head_dim / 16 wide, linear for K and V.
 
         Returns:
             ``out``, or ``(out, lse)``.
@@ -262,7 +263,6 @@ class BatchDecodeWithPagedKVCacheWrapper:
         reason = "softmax here is exact; leave it out"
         threshold = skip_softmax_threshold_scale_factor
         _refuse("skip_softmax_threshold_scale_factor", threshold, reason)
-        _refuse("kv_cache_sf", kv_cache_sf, "there is no kernel for an NVFP4 cache")
         for name, value, planned in (
             ("window_left", window_left, plan.window_left),
             ("q_len_per_req", q_len_per_req, plan.q_len_per_req),
@@ -280,6 +280,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
             block_table=table.indices if table.is_dense else None,
             seq_lens=table.seq_lens,
             kv_layout=self._kv_layout,
+            kv_block_scales=kv_cache_sf,
             sm_scale=plan.sm_scale,
             q_scale=1.0 if q_scale is None else q_scale,
             k_scale=1.0 if k_scale is None else k_scale,

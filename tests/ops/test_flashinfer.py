@@ -208,7 +208,7 @@ def test_plan_names_an_argument_given_twice() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "reason"),
     [
-        ({"kv_cache_sf": 1}, UnsupportedError, "NVFP4"),
+        ({"kv_cache_sf": 1}, UsageError, "shape of kv_cache .* two codes a byte"),
         ({"skip_softmax_threshold_scale_factor": 1.0}, UnsupportedError, "softmax here is exact"),
         ({"window_left": 4}, UsageError, "window_left .* is 4: must be -1, as planned"),
         ({"q_len_per_req": 2}, UsageError, "q_len_per_req .* is 2: must be 1, as planned"),

@@ -14,6 +14,7 @@ from tilescout.errors import UsageError
 from tilescout.kernels.paged_decode import PagedDecodeOutputs
 from tilescout.kernels.paged_decode import reference as ref
 from tilescout.kernels.quantization.reference import quantize
+from tilescout.ops.flashinfer import BatchDecodeWithPagedKVCacheWrapper
 
 INTERPRETED = [
     pytest.mark.interpreter,
@@ -112,6 +113,25 @@ def test_scales_on_the_device_count(device: str) -> None:
         for name in ("k_scale", "v_scale")
     }
     assert torch.allclose(call(inputs, **tensors), call(inputs), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_flashinfers_wrapper_takes_the_same_cache(device: str) -> None:
+    inputs = make(device)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(inputs.q.new_empty(16))
+    wrapper.plan(
+        *(inputs.kv_indptr, inputs.kv_indices, inputs.kv_last_page_len, 4, 2, 64, 16),
+        q_data_type=torch.float16,
+        kv_data_type=torch.uint8,
+    )
+    out = wrapper.run(
+        inputs.q,
+        (inputs.k_cache, inputs.v_cache),
+        kv_cache_sf=(inputs.k_block_scales, inputs.v_block_scales),
+        k_scale=inputs.k_scale,
+        v_scale=inputs.v_scale,
+    )
+    assert torch.equal(out, call(inputs))
 
 
 @pytest.mark.parametrize("device", CPU)
