@@ -25,6 +25,7 @@ _BF16_BYTES, _CODE_BYTES = 2, 0.5
 def emulated_space(problem: Fp4AttentionFwdProblem, device: DeviceSpec) -> SearchSpace:
     """The space of the dequantising template."""
     config = partial(_config, "triton_emulated", "dequantize")
+    is_small = problem.mode == "fp8_p" and problem.head_dim == 64  # else it spills
     return SearchSpace(
         template="triton_emulated",
         parameters=(*_tiles((64, 128), (32, 64, 128)), categorical("dequantize", "ahead", "tile")),
@@ -39,7 +40,7 @@ def emulated_space(problem: Fp4AttentionFwdProblem, device: DeviceSpec) -> Searc
             config(128, 64, 8, 3, "ahead"),
             config(64, 64, 4, 2, "ahead"),
             # Two blocks a multiprocessor: one multiplies while the other takes exponentials.
-            *([config(64, 128, 4, 2, "ahead")] if problem.mode == "fp8_p" else []),
+            *([config(64, 128, 4, 2, "ahead")] if is_small else []),
             # Nothing written to memory: for few queries.
             config(128, 64, 8, 2, "tile"),
             config(64, 64, 4, 2, "tile"),

@@ -31,16 +31,22 @@ def all_products() -> list[str]:
     return ["emulated", "native"] if has_fp4 else ["emulated"]
 
 
+def triton_space(problem):
+    """The space of the Triton template; test_tilelang_gpu.py has the other."""
+    name = f"triton_{problem.products}"
+    (space,) = joint_space(problem, current_device(), [name]).spaces
+    return space
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("shape", PROBLEMS.values(), ids=PROBLEMS)
 def test_configs_match_the_reference_and_repeat(shape: dict, mode: str) -> None:
     rng = random.Random(0)
     for products in all_products():
         problem = problem_of(**shape, **MODES[mode], products=products)
-        space = joint_space(problem, current_device())
+        space = triton_space(problem)
         inputs = ref.make_validation_inputs(problem, device="cuda", seed=1)
-        (only,) = space.spaces
-        for config in (only.default, only.valid_seeds()[-1], only.sample(rng)):
+        for config in (space.default, space.valid_seeds()[-1], space.sample(rng)):
             first = run(problem, inputs, config)
             comparison = ref.compare(problem, inputs, first)
             assert comparison.reason is None, config
@@ -52,7 +58,7 @@ def test_configs_match_the_reference_and_repeat(shape: dict, mode: str) -> None:
 def test_configs_agree_closer_than_the_modes_do(mode: str) -> None:
     problem = problem_of(**MODES[mode], query_len=256, kv_len=1000, head_dim=128)
     inputs = ref.make_inputs(problem, device="cuda", seed=2)
-    (space,) = joint_space(problem, current_device()).spaces
+    space = triton_space(problem)
     first, *rest = (run(problem, inputs, c) for c in (space.default, *space.valid_seeds()))
     for other in rest:
         assert relative_error(other.out, first.out) <= 5e-4
@@ -62,7 +68,7 @@ def test_configs_agree_closer_than_the_modes_do(mode: str) -> None:
 def test_a_captured_graph_replays(out_dtype: str) -> None:
     problem = problem_of(mode="direct", query_len=200, kv_len=300, out_dtype=out_dtype)
     inputs = ref.make_inputs(problem, device="cuda", seed=3)
-    (space,) = joint_space(problem, current_device()).spaces
+    space = triton_space(problem)
     launcher = template(problem.op, space.template).build(problem, space.default, inputs)
     eager, captured = ref.make_outputs(problem, inputs), ref.make_outputs(problem, inputs)
     launcher.launch(inputs, eager)
@@ -91,6 +97,6 @@ def test_more_elements_than_32_bits_count() -> None:
 
     inputs = replace(part, q=repeated(part.q), k=repeated(part.k), v=repeated(part.v))
     assert inputs.k.codes.numel() * 2 > 2**31
-    outputs = run(problem, inputs, joint_space(problem, current_device()).default)
+    outputs = run(problem, inputs, triton_space(problem).default)
     assert torch.equal(outputs.out[:, :1].expand_as(outputs.out), outputs.out)
     assert ref.compare(problem, inputs, outputs).reason is None
