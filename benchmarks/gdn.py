@@ -52,6 +52,7 @@ ROWS = {
 }
 BATCHES = (1, 4, 16, 64, 256)
 _LIBRARIES = ("fla", "flash_qla", "flashinfer")
+_FILL_ORDER = ("fla", "flash_qla", OURS, "flashinfer", "flashinfer_kv")
 
 
 def prefill_problem(row: str, state_layout: str) -> GdnChunkProblem:
@@ -168,6 +169,8 @@ def fill_cache(arguments: argparse.Namespace) -> int:
             print(f"{name:>13} {label:>14}  missing: {reason}")
         layout = layout_of(label, arguments)
         tasks += [FillTask(name, label, layout) for name in (OURS, *found)]
+    # What takes longest first.
+    tasks.sort(key=lambda task: _FILL_ORDER.index(task.name))
     script = [sys.executable, str(Path(__file__).resolve())]
     databases = [word for db in arguments.db or () for word in ("--db", db)]
     num_failed: int = fill(

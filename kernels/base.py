@@ -308,7 +308,8 @@ class KernelTemplate(ABC):
     is_repeatable: ClassVar[bool] = True
     """Two runs on equal inputs give equal bits, for every config."""
     is_external: ClassVar[bool] = False
-    """Somebody else's kernel: see ``external``. Never predicted, and searched after ours."""
+    """Somebody else's kernel: see ``external``. Never predicted, searched after ours, launched on
+    outputs of its own: it may put memory of its own in their place."""
     is_in_place: ClassVar[bool] = False
     """It only writes into the memory it reads; other outputs cost a copy before. It is timed on
     ``Operation.make_in_place``."""

@@ -59,14 +59,10 @@ def whole_launches(
     config: Config,
     copies: Sequence[Copy],
 ) -> TimedLaunches:
-    """Launches of the whole operation.
-
-    A template that works in place is timed so, on data of its own; what it leaves there is another
-    problem's answer, so the first copy gets its outputs from one more launch.
-    """
+    """Launches of the whole operation."""
     built = _Built(template, problem, config)
-    if template.is_in_place and operation.make_in_place is not None:
-        return _in_place_launches(operation, built, copies)
+    if template.is_external:
+        return _library_launches(operation, built, copies)
     launchers = [built.launcher(copy) for copy in copies[:_MAX_LAUNCHERS]]
     calls: list[Call] = [
         partial(launchers[i % len(launchers)].launch, copy.inputs, copy.outputs)
@@ -77,21 +73,38 @@ def whole_launches(
     return TimedLaunches(calls, first, finish=lambda: None)
 
 
-def _in_place_launches(
-    operation: Operation, built: _Built, copies: Sequence[Copy]
-) -> TimedLaunches:
-    assert operation.make_in_place is not None
+def _library_launches(operation: Operation, built: _Built, copies: Sequence[Copy]) -> TimedLaunches:
+    """Launches of a library, on outputs of its own.
+
+    It may put memory of its own in the place of outputs, where captured launches of other configs
+    still write. One that works in place is timed so; what it leaves there is another problem's
+    answer, so the first copy gets its outputs from one more launch.
+    """
     problem, given = built.problem, copies[0]
-    shared = [Copy(*operation.make_in_place(problem, copy.inputs)) for copy in copies]
-    launchers = [built.launcher(copy) for copy in shared[:_MAX_LAUNCHERS]]
+    is_in_place = built.template.is_in_place and operation.make_in_place is not None
+    own = [_own_copy(operation, problem, copy, is_in_place=is_in_place) for copy in copies]
+    launchers = [built.launcher(copy) for copy in own[:_MAX_LAUNCHERS]]
     calls: list[Call] = [
         partial(launchers[i % len(launchers)].launch, copy.inputs, copy.outputs)
-        for i, copy in enumerate(shared)
+        for i, copy in enumerate(own)
     ]
-    first = operation.make_outputs(problem, given.inputs)
-    launchers[0].launch(given.inputs, first)
-    finish = partial(launchers[0].launch, given.inputs, given.outputs)
-    return TimedLaunches(calls, first, finish)
+
+    def lone_outputs() -> Any:
+        outputs = operation.make_outputs(problem, given.inputs)
+        launchers[0].launch(given.inputs, outputs)
+        return outputs
+
+    def finish() -> None:
+        given.outputs = lone_outputs() if is_in_place else own[0].outputs
+
+    return TimedLaunches(calls, lone_outputs(), finish)
+
+
+def _own_copy(operation: Operation, problem: Problem, copy: Copy, *, is_in_place: bool) -> Copy:
+    if is_in_place:
+        assert operation.make_in_place is not None
+        return Copy(*operation.make_in_place(problem, copy.inputs))
+    return Copy(copy.inputs, operation.make_outputs(problem, copy.inputs))
 
 
 def part_launches(

@@ -52,7 +52,8 @@ class GdnChunkExternalLauncher:
     def launch(self, inputs: GdnChunkInputs, outputs: GdnChunkOutputs) -> None:
         """Calls the library on the current stream; it compiles and allocates as it pleases.
 
-        ``outputs`` may take over memory that the library allocated.
+        ``outputs`` may take over memory that the library allocated: they must be of no one who
+        knows them by address, as a captured launch of another config does.
 
         Raises:
             RuntimeError: the library raised something.

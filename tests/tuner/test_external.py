@@ -116,7 +116,7 @@ def test_libraries_are_never_predicted(workload, tmp_path) -> None:
         tune(workload, gpus=["b200"], mode="predict", templates=["library"], db=database)
 
 
-def test_what_works_in_place_is_timed_so_on_data_of_its_own() -> None:
+def test_a_library_that_works_in_place_is_timed_so_on_data_of_its_own() -> None:
     operation, template = rival_toy_op.OPERATION, rival_toy_op.LibraryTemplate()
     copies = []
     for seed in range(2):
@@ -127,7 +127,22 @@ def test_what_works_in_place_is_timed_so_on_data_of_its_own() -> None:
     launches = whole_launches(operation, template, PROBLEM, config, copies)
     for call in launches.calls * 2:
         call()
+    assert all(bool(copy.outputs["y"].isnan().all()) for copy in copies), "those of other configs"
     assert all((copy.inputs["x"] == x).all() for copy, x in zip(copies, before, strict=True))
     assert operation.compare(PROBLEM, copies[0].inputs, launches.first).is_ok
     launches.finish()
     assert operation.outputs_equal(launches.first, copies[0].outputs)
+
+
+def test_a_library_is_timed_on_outputs_of_its_own_and_judged_by_them(monkeypatch) -> None:
+    operation, template = rival_toy_op.OPERATION, rival_toy_op.LibraryTemplate()
+    monkeypatch.setattr(rival_toy_op.LibraryTemplate, "is_in_place", False)
+    inputs = operation.make_inputs(PROBLEM, device="cpu", seed=0)
+    shared = operation.make_outputs(PROBLEM, inputs)
+    copy = Copy(inputs, shared)
+    launches = whole_launches(operation, template, PROBLEM, Config.of("library", {}), [copy])
+    launches.calls[0]()
+    assert bool(shared["y"].isnan().all())
+    launches.finish()
+    assert copy.outputs is not shared
+    assert operation.outputs_equal(launches.first, copy.outputs)
