@@ -11,6 +11,7 @@ from ..kernels.gdn_chunk_fwd import GdnChunkProblem
 from ..kernels.gdn_chunk_fwd.problem import DTYPE_BYTES
 from .constraints import TILE_REGISTERS, fits_shared_memory
 from .external import external_spaces
+from .gdn_chunk_fwd_tilelang import tilelang_space
 from .parameters import ActiveWhen, Parameter, categorical, ordered
 from .space import Constraint, SearchSpace
 
@@ -262,4 +263,12 @@ def _fits_smem(problem: GdnChunkProblem, device: DeviceSpec, config: Config) -> 
     return None
 
 
-SPACES = {"triton": triton_space, **external_spaces("flash_qla", "fla", "flashinfer")}
+def _tilelang_space(problem: GdnChunkProblem, device: DeviceSpec) -> SearchSpace:
+    return tilelang_space(problem, device, triton_space(problem, device))
+
+
+SPACES = {
+    "triton": triton_space,
+    "tilelang": _tilelang_space,
+    **external_spaces("flash_qla", "fla", "flashinfer"),
+}

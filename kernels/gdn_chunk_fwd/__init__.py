@@ -17,6 +17,7 @@ OPERATION = lazy_operation(
     GdnChunkProblem,
     {
         "triton": ("triton_template", "GdnChunkTriton"),
+        "tilelang": ("tilelang_template", "GdnChunkTileLang"),
         # Of those with a backward the first that is installed serves what autograd records.
         "flash_qla": ("external_template", "GdnChunkFlashQla"),
         "fla": ("external_template", "GdnChunkFla"),

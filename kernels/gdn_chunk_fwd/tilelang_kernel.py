@@ -1,0 +1,468 @@
+"""TileLang device code of the fused scan: the state along segments in registers, output in passing.
+
+Everything is transposed: a warp owns 16 columns of the state as rows of its matrix tiles, and what
+one product leaves in its registers is the left operand of the next. So state, errors and output
+never pass through shared memory between products, and warps do not wait for one another; the tiles
+of q, k and of what the preparation left come through a ring in shared memory, filled by TMA.
+
+No ``from __future__ import annotations`` here: TileLang reads the annotations of its programs.
+"""
+
+from typing import Any
+
+import tilelang.language as T
+from tilelang.layout import make_swizzled_layout
+
+__all__ = ["ELEMENTS_PER_STRIDE", "PRODUCERS", "PRODUCER_THREADS", "scan_program"]
+
+PRODUCERS = ("shared", "own_warp")
+"""``shared``: a thread of the computing warps issues copies. ``own_warp``: a warp of its own."""
+PRODUCER_THREADS = 32
+"""Threads of a producer's own warp."""
+ELEMENTS_PER_STRIDE = 8
+"""Strides of q, k, v and the output are passed in units of this many elements (16 bytes), which
+proves to the compiler that every row is aligned."""
+
+_WARP = 32
+_WARP_ROWS = 16
+"""Rows of matrix tiles that a warp owns, of ``mma`` and of ``wgmma`` alike."""
+_PIECE = 8
+"""Elements of 16 bytes."""
+
+
+def scan_program(
+    *,
+    arch: int,
+    dtype: str,
+    seqlen_dtype: str,
+    num_heads: int,
+    num_v_heads: int,
+    head_dim_k: int,
+    head_dim_v: int,
+    chunk: int,
+    is_cut: bool,
+    is_wy: bool,
+    is_v_first: bool,
+    is_varlen: bool,
+    has_initial_state: bool,
+    has_final_state: bool,
+    block_v: int,
+    num_stages: int,
+    producer: str,
+    uses_wgmma: bool,
+) -> Any:
+    """S <- 2^G_last S + k^T (2^(G_last - G) e), o = scale 2^G (q S) + P e, chunk by chunk.
+
+    Errors e = u - w S, or A (v - 2^G (k S)) where the inverse A went through memory (``is_wy``
+    false); P is stored. G and its exponentials are fp32, and only differences of at most 0 and G
+    itself are exponentiated. Tokens behind a sequence's end have e = 0, and their rows of k become
+    0, so that nothing of what lies there counts.
+
+    Grid: blocks of ``block_v`` columns fastest, then value heads, then segments of
+    ``segment_chunks`` chunks (sequences, where they are not cut). A segment behind a sequence's
+    first starts from ``entry_state``.
+    """
+    del arch
+    accum = "float32"
+    v_blocks = head_dim_v // block_v
+    consumers = block_v // _WARP_ROWS * _WARP
+    has_own_warp = producer == "own_warp"
+    threads = consumers + (PRODUCER_THREADS if has_own_warp else 0)
+    arrivals = PRODUCER_THREADS if has_own_warp else threads
+    group_size = num_v_heads // num_heads
+    unit = ELEMENTS_PER_STRIDE
+    inner = head_dim_k if is_wy else chunk
+    state_shape = (head_dim_v, head_dim_k) if is_v_first else (head_dim_k, head_dim_v)
+
+    def num_pieces(bounds: Any, sequence: Any, span: Any) -> Any:
+        """Segments of a sequence."""
+        length = T.cast(bounds[sequence + 1] - bounds[sequence], "int32")
+        return T.max(T.truncdiv(length + span - 1, span), 1)
+
+    @T.macro
+    def multiply(a, b, c, is_cleared, transposes):
+        """Issues c (+)= a b, or a b^T; ``finish`` waits for it."""
+        if uses_wgmma:
+            T.wgmma_gemm(
+                a, b, c, transpose_B=transposes, policy=T.GemmWarpPolicy.FullRow,
+                clear_accum=is_cleared,
+            )  # fmt: skip
+        else:
+            T.gemm(
+                a, b, c, transpose_B=transposes, policy=T.GemmWarpPolicy.FullRow,
+                clear_accum=is_cleared,
+            )  # fmt: skip
+
+    @T.macro
+    def finish(num_left):
+        """Waits until no more than ``num_left`` products are under way."""
+        if uses_wgmma:
+            T.wait_wgmma(num_left)
+
+    @T.macro
+    def load_chunk(
+        Q, K, V, Left, Scores, q_ring, k_ring, v_ring, left_ring, score_ring, ready, slot, token,
+        row, head, vb,
+    ):  # fmt: skip
+        """Tiles of one chunk; rows behind the tensors' ends arrive as zeros."""
+        qk_head = T.truncdiv(head, group_size)
+        T.tma_copy(
+            K[token : token + chunk, qk_head, 0:head_dim_k],
+            k_ring[slot, 0:chunk, 0:head_dim_k],
+            barrier=ready[slot],
+        )
+        T.tma_copy(
+            Left[head, row : row + chunk, 0:inner],
+            left_ring[slot, 0:chunk, 0:inner],
+            barrier=ready[slot],
+        )
+        if is_wy:
+            T.tma_copy(
+                V[head, row : row + chunk, vb * block_v : (vb + 1) * block_v],
+                v_ring[slot, 0:chunk, 0:block_v],
+                barrier=ready[slot],
+            )
+        else:
+            T.tma_copy(
+                V[token : token + chunk, head, vb * block_v : (vb + 1) * block_v],
+                v_ring[slot, 0:chunk, 0:block_v],
+                barrier=ready[slot],
+            )
+        T.tma_copy(
+            Q[token : token + chunk, qk_head, 0:head_dim_k],
+            q_ring[slot, 0:chunk, 0:head_dim_k],
+            barrier=ready[slot],
+        )
+        T.tma_copy(
+            Scores[head, row : row + chunk, 0:chunk],
+            score_ring[slot, 0:chunk, 0:chunk],
+            barrier=ready[slot],
+        )
+        # Boxes count as bytes; the arrivals of the threads come after them.
+        T.barrier_arrive(ready[slot])
+
+    @T.macro
+    def fetch_decay(Decay, decay, head, row, num_left, thread):
+        """decay[0]: cumulative decay of the thread's token, decay[1]: of the chunk's last one."""
+        if thread < T.min(num_left, chunk):
+            decay[0] = Decay[head, row + thread]
+        decay[1] = Decay[head, row + T.min(num_left, chunk) - 1]
+
+    @T.macro
+    def spread_decay(decay, growth, left, slot, num_left, thread):
+        """2^G of each token, and 2^(G_last - G), which is 0 behind the end."""
+        if thread < chunk:
+            growth[slot, thread] = T.exp2(decay[0])
+            left[slot, thread] = T.if_then_else(
+                thread < num_left, T.exp2(T.min(decay[1] - decay[0], 0.0)), T.cast(0, accum)
+            )
+
+    @T.macro
+    def clear_rows(k_ring, slot, num_left):
+        """Rows of k behind the end, which may hold NaN."""
+        for c, d in T.Parallel(chunk, head_dim_k):
+            if c >= num_left:
+                k_ring[slot, c, d] = T.cast(0, dtype)
+
+    @T.macro
+    def scale_output(result, growth, gates, scale):
+        for i, c in T.Parallel(block_v, chunk):
+            result[i, c] *= growth[gates, c] * scale
+
+    @T.macro
+    def write_output(result, out_tile, Out, token, head, vb, num_left, thread):
+        """A warp turns its 16 columns and writes rows of 32 bytes; no other warp is concerned."""
+        for i, c in T.Parallel(block_v, chunk):
+            out_tile[c, i] = T.cast(result[i, c], dtype)
+        T.sync_warp()
+        for r in T.unroll(chunk * _WARP_ROWS // _PIECE // _WARP):
+            piece = r * _WARP + thread % _WARP
+            c = piece // (_WARP_ROWS // _PIECE)
+            i = thread // _WARP * _WARP_ROWS + piece % (_WARP_ROWS // _PIECE) * _PIECE
+            if c < num_left:
+                for j in T.vectorized(_PIECE):
+                    Out[token + c, head, vb * block_v + i + j] = out_tile[c, i + j]
+        T.sync_warp()
+
+    @T.macro
+    def advance(
+        state, rounded, known, result, values, errors, decayed, k_ring, v_ring, q_ring, left_ring,
+        score_ring, out_tile, growth, left, last, Out, slot, gates, token, head, vb, num_left,
+        scale, thread,
+    ):  # fmt: skip
+        """One chunk: errors, output and the state behind it."""
+        T.copy(state, rounded)
+        if is_wy:
+            multiply(rounded, left_ring[slot, 0:chunk, 0:inner], known, True, True)
+        else:
+            multiply(rounded, k_ring[slot, 0:chunk, 0:head_dim_k], known, True, True)
+        multiply(rounded, q_ring[slot, 0:chunk, 0:head_dim_k], result, True, True)
+        for i, c in T.Parallel(block_v, chunk):
+            values[i, c] = T.cast(v_ring[slot, c, i], accum)
+        finish(1)
+        for i, c in T.Parallel(block_v, chunk):
+            if is_wy:
+                known[i, c] = T.if_then_else(
+                    c < num_left, values[i, c] - known[i, c], T.cast(0, accum)
+                )
+            else:
+                known[i, c] = T.if_then_else(
+                    c < num_left,
+                    values[i, c] - growth[gates, c] * known[i, c],
+                    T.cast(0, accum),
+                )
+        if not is_wy:
+            T.copy(known, errors)
+            multiply(errors, left_ring[slot, 0:chunk, 0:inner], known, True, True)
+            finish(1)
+            scale_output(result, growth, gates, scale)
+        for i, d in T.Parallel(block_v, head_dim_k):
+            state[i, d] *= last
+        if not is_wy:
+            finish(0)
+            for i, c in T.Parallel(block_v, chunk):
+                # Rows of A behind the end are whatever the memory held.
+                known[i, c] = T.if_then_else(c < num_left, known[i, c], T.cast(0, accum))
+        T.copy(known, errors)
+        for i, c in T.Parallel(block_v, chunk):
+            known[i, c] *= left[gates, c]
+        T.copy(known, decayed)
+        if is_wy:
+            finish(0)
+            scale_output(result, growth, gates, scale)
+        multiply(errors, score_ring[slot, 0:chunk, 0:chunk], result, False, True)
+        multiply(decayed, k_ring[slot, 0:chunk, 0:head_dim_k], state, False, False)
+        # The output is written while the state moves on.
+        finish(1)
+        write_output(result, out_tile, Out, token, head, vb, num_left, thread)
+        finish(0)
+
+    @T.prim_func
+    def gdn_chunk_tilelang_scan(
+        q: T.ptr(dtype),
+        k: T.ptr(dtype),
+        v: T.ptr(dtype),
+        cu_seqlens: T.ptr(seqlen_dtype),
+        total_decay: T.ptr(accum),
+        left_operand: T.ptr(dtype),
+        scores: T.ptr(dtype),
+        initial_state: T.ptr(accum),
+        entry_state: T.ptr(accum),
+        out: T.ptr(dtype),
+        final_state: T.ptr(accum),
+        scale: T.float32,
+        q_stride_t: T.int64,
+        q_stride_h: T.int64,
+        k_stride_t: T.int64,
+        k_stride_h: T.int64,
+        v_stride_t: T.int64,
+        v_stride_h: T.int64,
+        out_stride_t: T.int64,
+        out_stride_h: T.int64,
+        num_tokens: T.int32,
+        scratch_tokens: T.int32,
+        num_sequences: T.int32,
+        tokens_each: T.int32,
+        segment_chunks: T.int32,
+        num_segments: T.int32,
+    ):
+        """``v`` is u, head by head as it lies in scratch memory, where ``is_wy``."""
+        qk_shape = (num_tokens, num_heads, head_dim_k)
+        token_shape = (num_tokens, num_v_heads, head_dim_v)
+        v_shape = (num_v_heads, scratch_tokens, head_dim_v) if is_wy else token_shape
+        state_size = T.int64(head_dim_k * head_dim_v)
+        Q = T.make_tensor(q, qk_shape, dtype, strides=(q_stride_t * unit, q_stride_h * unit, 1))
+        K = T.make_tensor(k, qk_shape, dtype, strides=(k_stride_t * unit, k_stride_h * unit, 1))
+        V = T.make_tensor(v, v_shape, dtype, strides=(v_stride_t * unit, v_stride_h * unit, 1))
+        Out = T.make_tensor(
+            out, token_shape, dtype, strides=(out_stride_t * unit, out_stride_h * unit, 1)
+        )
+        Bounds = T.make_tensor(cu_seqlens, (num_sequences + 1,), seqlen_dtype)
+        Decay = T.make_tensor(
+            total_decay, (num_v_heads, scratch_tokens), accum, strides=(T.int64(scratch_tokens), 1)
+        )
+        Left = T.make_tensor(
+            left_operand,
+            (num_v_heads, scratch_tokens, inner),
+            dtype,
+            strides=(T.int64(scratch_tokens) * inner, inner, 1),
+        )
+        Scores = T.make_tensor(
+            scores,
+            (num_v_heads, scratch_tokens, chunk),
+            dtype,
+            strides=(T.int64(scratch_tokens) * chunk, chunk, 1),
+        )
+        Initial = T.make_tensor(
+            initial_state,
+            (num_sequences * num_v_heads, *state_shape),
+            accum,
+            strides=(state_size, state_shape[1], 1),
+        )
+        Entry = T.make_tensor(
+            entry_state,
+            (num_segments * num_v_heads, head_dim_k, head_dim_v),
+            accum,
+            strides=(state_size, head_dim_v, 1),
+        )
+        Final = T.make_tensor(
+            final_state,
+            (num_sequences * num_v_heads, *state_shape),
+            accum,
+            strides=(state_size, state_shape[1], 1),
+        )
+        with T.Kernel(num_segments * (num_v_heads * v_blocks), threads=threads) as block:
+            thread = T.get_thread_binding()
+            q_ring = T.alloc_shared((num_stages, chunk, head_dim_k), dtype)
+            k_ring = T.alloc_shared((num_stages, chunk, head_dim_k), dtype)
+            v_ring = T.alloc_shared((num_stages, chunk, block_v), dtype)
+            left_ring = T.alloc_shared((num_stages, chunk, inner), dtype)
+            score_ring = T.alloc_shared((num_stages, chunk, chunk), dtype)
+            out_tile = T.alloc_shared((chunk, block_v), dtype)
+            growth = T.alloc_shared((2, chunk), accum)
+            left = T.alloc_shared((2, chunk), accum)
+            counts = T.alloc_shared((threads,), "int32")
+            T.annotate_layout(
+                {
+                    v_ring: make_swizzled_layout(v_ring),
+                    out_tile: make_swizzled_layout(out_tile),
+                }
+            )
+            ready = T.alloc_barrier([arrivals] * num_stages)
+            free = T.alloc_barrier([consumers] * num_stages)
+            state = T.alloc_fragment((block_v, head_dim_k), accum)
+            rounded = T.alloc_fragment((block_v, head_dim_k), dtype)
+            known = T.alloc_fragment((block_v, chunk), accum)
+            result = T.alloc_fragment((block_v, chunk), accum)
+            values = T.alloc_fragment((block_v, chunk), accum)
+            errors = T.alloc_fragment((block_v, chunk), dtype)
+            decayed = T.alloc_fragment((block_v, chunk), dtype)
+            decay = T.alloc_local((2,), accum)
+
+            vb = T.alloc_var("int32", init=T.truncmod(block, v_blocks))
+            head = T.alloc_var("int32", init=T.truncmod(T.truncdiv(block, v_blocks), num_v_heads))
+            segment = T.alloc_var("int32", init=T.truncdiv(block, v_blocks * num_v_heads))
+            sequence = T.alloc_var("int32", init=segment)
+            place = T.alloc_var("int32", init=0)
+            span = T.alloc_var("int32", init=segment_chunks * chunk)
+            first = T.alloc_var("int32", init=0)
+            length = T.alloc_var("int32", init=tokens_each)
+            each = T.alloc_var("int32", init=T.truncdiv(num_sequences + threads - 1, threads))
+            total = T.alloc_var("int32", init=0)
+            seen = T.alloc_var("int32", init=0)
+            if is_cut and is_varlen:
+                # Segments of a few sequences each are counted by a thread, an empty sequence has
+                # one; then every thread walks over the sums.
+                for i in T.serial(each):
+                    if thread * each + i < num_sequences:
+                        total += num_pieces(Bounds, thread * each + i, span)
+                counts[thread] = total
+                T.sync_threads()
+                total = 0
+                sequence = 0
+                for i in T.serial(T.truncdiv(num_sequences + each - 1, each)):
+                    total += counts[i]
+                    if total <= segment:
+                        seen = total
+                        sequence = (i + 1) * each
+                total = seen
+                first = sequence
+                for i in T.serial(each):
+                    if first + i < num_sequences:
+                        total += num_pieces(Bounds, first + i, span)
+                        if total <= segment:
+                            seen = total
+                            sequence = first + i + 1
+                place = segment - seen
+            elif is_cut:
+                each = T.max(T.truncdiv(tokens_each + span - 1, span), 1)
+                sequence = T.truncdiv(segment, each)
+                place = segment - sequence * each
+            if is_varlen:
+                length = 0
+                if sequence < num_sequences:
+                    first = T.cast(Bounds[sequence], "int32")
+                    length = T.cast(Bounds[sequence + 1], "int32") - first
+            else:
+                first = sequence * tokens_each
+                if sequence >= num_sequences:
+                    length = 0
+            begin = T.alloc_var("int32", init=0)
+            end = T.alloc_var("int32", init=length)
+            if is_cut:
+                begin = place * span
+                end = T.min(length, begin + span)
+            num_chunks = T.alloc_var(
+                "int32", init=T.max(T.truncdiv(end - begin + chunk - 1, chunk), 0)
+            )
+
+            if thread < consumers:
+                own = T.alloc_var("int32", init=sequence * num_v_heads + head)
+                T.clear(state)
+                if has_initial_state:
+                    if place == 0 and sequence < num_sequences:
+                        for i, d in T.Parallel(block_v, head_dim_k):
+                            if is_v_first:
+                                state[i, d] = Initial[own, vb * block_v + i, d]
+                            else:
+                                state[i, d] = Initial[own, d, vb * block_v + i]
+                if is_cut:
+                    if place > 0 and sequence < num_sequences:
+                        for i, d in T.Parallel(block_v, head_dim_k):
+                            state[i, d] = Entry[segment * num_v_heads + head, d, vb * block_v + i]
+                if not has_own_warp:
+                    for s in T.unroll(num_stages - 1):
+                        if s < num_chunks:
+                            load_chunk(
+                                Q, K, V, Left, Scores, q_ring, k_ring, v_ring, left_ring,
+                                score_ring, ready, s, first + begin + s * chunk,
+                                first + begin + s * chunk, head, vb,
+                            )  # fmt: skip
+                if num_chunks > 0:
+                    fetch_decay(Decay, decay, head, first + begin, end - begin, thread)
+                for t in T.serial(num_chunks):
+                    slot = T.truncmod(t, num_stages)
+                    num_left = end - begin - t * chunk
+                    at = first + begin + t * chunk
+                    T.barrier_wait(ready[slot], T.truncmod(T.truncdiv(t, num_stages), 2))
+                    spread_decay(decay, growth, left, T.truncmod(t, 2), num_left, thread)
+                    last = T.exp2(decay[1])
+                    if num_left < chunk:
+                        clear_rows(k_ring, slot, num_left)
+                        if uses_wgmma:
+                            T.fence_proxy_async()
+                    T.sync_threads(1, consumers)
+                    if not has_own_warp:
+                        if t + num_stages - 1 < num_chunks:
+                            load_chunk(
+                                Q, K, V, Left, Scores, q_ring, k_ring, v_ring, left_ring,
+                                score_ring, ready, T.truncmod(t + num_stages - 1, num_stages),
+                                at + (num_stages - 1) * chunk, at + (num_stages - 1) * chunk, head,
+                                vb,
+                            )  # fmt: skip
+                    if t + 1 < num_chunks:
+                        fetch_decay(Decay, decay, head, at + chunk, num_left - chunk, thread)
+                    advance(
+                        state, rounded, known, result, values, errors, decayed, k_ring, v_ring,
+                        q_ring, left_ring, score_ring, out_tile, growth, left, last, Out, slot,
+                        T.truncmod(t, 2), at, head, vb, num_left, scale, thread,
+                    )  # fmt: skip
+                    if has_own_warp:
+                        T.barrier_arrive(free[slot])
+                if has_final_state:
+                    if end == length and sequence < num_sequences:
+                        for i, d in T.Parallel(block_v, head_dim_k):
+                            if is_v_first:
+                                Final[own, vb * block_v + i, d] = state[i, d]
+                            else:
+                                Final[own, d, vb * block_v + i] = state[i, d]
+            elif has_own_warp:
+                for t in T.serial(num_chunks):
+                    slot = T.truncmod(t, num_stages)
+                    T.barrier_wait(free[slot], T.truncmod(T.truncdiv(t, num_stages) + 1, 2))
+                    load_chunk(
+                        Q, K, V, Left, Scores, q_ring, k_ring, v_ring, left_ring, score_ring,
+                        ready, slot, first + begin + t * chunk, first + begin + t * chunk, head, vb,
+                    )  # fmt: skip
+
+    return gdn_chunk_tilelang_scan

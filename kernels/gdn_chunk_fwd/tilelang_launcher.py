@@ -1,0 +1,111 @@
+"""Launches the TileLang template: Triton's kernels of the preparation, then the scan."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from ...errors import UsageError
+from ..tilelang_spec import BoundTileLangKernel, TileLangKernelSpec
+from .inputs import GdnChunkInputs, GdnChunkOutputs
+from .tilelang_config import GdnChunkTileLangConfig
+from .tilelang_template import misalignment, scan_spec
+from .triton_config import SCAN
+from .triton_launcher import GdnChunkTritonLauncher
+from .triton_specs import TensorTraits
+
+__all__ = ["GdnChunkTileLangLauncher"]
+
+_ELEMENTS_PER_STRIDE = 8  # of the device code
+_MAX_BOUND = 512
+"""Scans that stay loaded: every launcher of equal static shapes shares them."""
+
+
+@lru_cache(maxsize=_MAX_BOUND)
+def _load(spec: TileLangKernelSpec, arch: int) -> BoundTileLangKernel:
+    return spec.bind(arch)
+
+
+class GdnChunkTileLangLauncher(GdnChunkTritonLauncher):
+    """Compiled kernels and scratch memory for up to so many tokens and sequences."""
+
+    config: GdnChunkTileLangConfig
+
+    def __init__(
+        self, config: GdnChunkTileLangConfig, inputs: GdnChunkInputs, tokens: int, sequences: int
+    ) -> None:
+        super().__init__(config, inputs, tokens, sequences)
+        self._scans: dict[TensorTraits, BoundTileLangKernel] = {}
+        for traits in {traits for _, traits in self._kernels}:
+            self._scan(traits)
+
+    def _scan(self, traits: TensorTraits) -> BoundTileLangKernel:
+        """The scan for these tensors, compiled at first use."""
+        if traits not in self._scans:
+            spec = scan_spec(self.config, traits)
+            self._scans[traits] = _load(spec, self.arch)
+        return self._scans[traits]
+
+    def launch(self, inputs: GdnChunkInputs, outputs: GdnChunkOutputs) -> None:
+        """Enqueues the kernels of all parts.
+
+        Raises:
+            UsageError: the rows of a tensor are no contiguous pieces of 16 bytes, or the call is
+                larger than the launcher was built for.
+        """
+        traits, values = self._call(inputs, outputs)
+        _check_rows(values)
+        for part in self.config.parts:
+            self._launch_part(part, traits, values)
+        self._launch_scan(traits, values)
+
+    def launch_part(self, part: str, inputs: GdnChunkInputs, outputs: GdnChunkOutputs) -> None:
+        """Enqueues the kernels of one part, on what the parts before it left."""
+        if part != SCAN:
+            super().launch_part(part, inputs, outputs)
+            return
+        traits, values = self._call(inputs, outputs)
+        _check_rows(values)
+        self._launch_scan(traits, values)
+
+    def _launch_scan(self, traits: TensorTraits, values: dict[str, Any]) -> None:
+        config, problem = self.config, self.config.problem
+        is_wy = config.form == "wy"
+        scratch_tokens = values["scratch_tokens"]
+        v, v_strides = values["v"], (values["v_stride_t"], values["v_stride_h"])
+        if is_wy:
+            v, v_strides = values["u"], (scratch_tokens * problem.head_dim_v, problem.head_dim_v)
+        strides = [values[f"{name}_stride_{axis}"] for name in ("q", "k") for axis in ("t", "h")]
+        strides += [*v_strides, values["out_stride_t"], values["out_stride_h"]]
+        tokens, sequences = values["num_tokens"], values["num_sequences"]
+        self._scan(traits)(
+            values["q"],
+            values["k"],
+            v,
+            values["cu_seqlens"] if traits.is_varlen else None,
+            values["total_decay"],
+            values["w" if is_wy else "inverse"],
+            values["scores"],
+            values["initial_state"] if traits.has_initial_state else None,
+            values["entry_state"] if config.segment else None,
+            values["out"],
+            values["final_state"] if traits.has_final_state else None,
+            values["scale"],
+            *(stride // _ELEMENTS_PER_STRIDE for stride in strides),
+            tokens,
+            scratch_tokens,
+            sequences,
+            values["tokens_each"],
+            config.segment,
+            config.max_segments(tokens, sequences),
+        )
+
+
+def _check_rows(values: dict[str, Any]) -> None:
+    reasons = (misalignment(values[name], name) for name in ("q", "k", "v", "out"))
+    reason = next((reason for reason in reasons if reason is not None), None)
+    if reason is not None:
+        raise UsageError(
+            f"these tensors are not supported by gdn_chunk_fwd/tilelang: {reason}; use template "
+            "'triton', or lay them out in rows that start at multiples of 16 bytes"
+        )

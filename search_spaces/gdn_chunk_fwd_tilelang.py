@@ -1,0 +1,177 @@
+"""The search space of the chunked gated-delta-net forward's TileLang template.
+
+What prepares the chunks are the Triton template's kernels, with its parameters and constraints; the
+scan has its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..kernels.base import Config, ParameterValue
+from ..kernels.device import DeviceSpec
+from ..kernels.gdn_chunk_fwd import GdnChunkProblem
+from ..kernels.gdn_chunk_fwd.problem import DTYPE_BYTES
+from .constraints import fits_shared_memory
+from .parameters import Parameter, categorical, ordered
+from .space import Constraint, SearchSpace
+
+__all__ = ["tilelang_space"]
+
+_TEMPLATE = "tilelang"
+_SCAN, _OUTPUT = "scan", "output"
+_CHUNKS = (32, 64)
+_ALGORITHM: dict[str, ParameterValue] = {"algorithm": "fused", "scores": "stored"}
+"""What the Triton template chooses and this one has but one of."""
+_LIGHT_SCAN: dict[str, ParameterValue] = {
+    "scan_block_v": 16,
+    "scan_num_warps": 8,
+    "scan_num_stages": 1,
+    "scan_maxnreg": 255,
+    "scan_order": "given",
+}
+"""A scan of Triton's that no constraint refuses before it refuses the preparation."""
+_WARP, _WARP_ROWS, _WARP_GROUP = 32, 16, 128
+_PRODUCER_THREADS = 32
+_MAX_REGISTERS = 255
+_ALIGNMENT = 1024
+"""Bytes that a tile in shared memory starts at a multiple of."""
+
+
+def tilelang_space(
+    problem: GdnChunkProblem, device: DeviceSpec, triton: SearchSpace
+) -> SearchSpace:
+    """The space of the TileLang template, beside the Triton template's of the same problem."""
+    parameters = (*_preparation(triton), *_scan(device))
+    return SearchSpace(
+        template=_TEMPLATE,
+        parameters=parameters,
+        constraints=(
+            Constraint("preparation", lambda c: triton.check(_as_triton(triton, c))),
+            Constraint("columns of a block", lambda c: _has_whole_blocks(problem, c)),
+            Constraint("state within registers", lambda c: _fits_registers(problem, device, c)),
+            Constraint("ring in shared memory", lambda c: _ring_fits(problem, device, c)),
+        ),
+        default=_default(problem, device, triton),
+        seeds=_seeds(problem, device, triton),
+    )
+
+
+def _preparation(triton: SearchSpace) -> tuple[Parameter, ...]:
+    """Parameters of the Triton template that are not of its scan."""
+    kept = (
+        p for p in triton.parameters if p.part not in (_SCAN, _OUTPUT) and p.name not in _ALGORITHM
+    )
+    return tuple(replace(p, values=_CHUNKS) if p.name == "chunk" else p for p in kept)
+
+
+def _scan(device: DeviceSpec) -> tuple[Parameter, ...]:
+    # Only Hopper has wgmma; what later architectures have in its place, the scan does not use.
+    matmuls = ("mma", "wgmma") if device.compute_capability == (9, 0) else ("mma",)
+    return (
+        ordered("scan_block_v", 32, 64, 128, part=_SCAN),
+        ordered("scan_num_stages", 2, 3, 4, 5, part=_SCAN),
+        categorical("scan_producer", "shared", "own_warp", part=_SCAN),
+        categorical("scan_matmul", *matmuls, part=_SCAN),
+    )
+
+
+def _as_triton(triton: SearchSpace, config: Config) -> Config:
+    """The Triton template's config with the same preparation."""
+    own = {name: value for name, value in config.values if not name.startswith("scan_")}
+    values = {**own, **_ALGORITHM, **_LIGHT_SCAN}
+    if config["segment"]:
+        del values["scan_order"]
+    return Config.of(triton.template, values)
+
+
+def _has_whole_blocks(problem: GdnChunkProblem, config: Config) -> str | None:
+    block_v = int(config["scan_block_v"])
+    if problem.head_dim_v % block_v:
+        return f"head_dim_v={problem.head_dim_v} is no multiple of scan_block_v={block_v}"
+    if config["scan_matmul"] == "wgmma" and block_v * _WARP // _WARP_ROWS < _WARP_GROUP:
+        return f"scan_block_v={block_v} has less warps than the four of a warp group"
+    return None
+
+
+def _threads(config: Config) -> int:
+    computing = int(config["scan_block_v"]) // _WARP_ROWS * _WARP
+    return computing + (_PRODUCER_THREADS if config["scan_producer"] == "own_warp" else 0)
+
+
+def _fits_registers(problem: GdnChunkProblem, device: DeviceSpec, config: Config) -> str | None:
+    """State and its rounded copy; errors, output and values of a chunk, and two rounded copies.
+
+    A thread has two rows of each. What binaries for sm_90 need beside that fits where the sum is a
+    bit below the limit, and what they spill is seen when they are compiled.
+    """
+    needed = problem.head_dim_k * 3 // 4 + 2 * int(config["chunk"])
+    warp_groups = -(-_threads(config) // _WARP_GROUP)
+    limit = min(_MAX_REGISTERS, device.registers_per_sm // (warp_groups * _WARP_GROUP))
+    if needed > limit + 1:
+        return f"about {needed} registers a thread for the tiles of the scan, above {limit}"
+    return None
+
+
+def _ring_fits(problem: GdnChunkProblem, device: DeviceSpec, config: Config) -> str | None:
+    """Tiles of q, k, the left operand, v or u, scores for every stage; the output; the decay."""
+    size, chunk, block_v = DTYPE_BYTES[problem.dtype], int(config["chunk"]), config["scan_block_v"]
+    stages, dim_k = int(config["scan_num_stages"]), problem.head_dim_k
+    inner = dim_k if config["form"] == "wy" else chunk
+    columns = (dim_k, dim_k, inner, int(block_v), chunk)
+    rings = sum(_aligned(stages * chunk * n * size) for n in columns)
+    decay = 2 * _aligned(2 * chunk * 4) + _aligned(4 * _threads(config))
+    return fits_shared_memory(rings + _aligned(chunk * int(block_v) * size) + decay, device)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _default(problem: GdnChunkProblem, device: DeviceSpec, triton: SearchSpace) -> Config:
+    """Fits the 99 KiB of shared memory that a block of the smallest device may ask for."""
+    prepared = triton.default.replace(**_ALGORITHM, chunk=32, form="inverse")
+    block_v = 64 if problem.head_dim_v % 64 == 0 else 32
+    return _with_scan(prepared, device, block_v=block_v, stages=2, producer="shared")
+
+
+def _with_scan(
+    triton_config: Config, device: DeviceSpec, *, block_v: int, stages: int, producer: str
+) -> Config:
+    """A Triton config's preparation with a scan of this template."""
+    dropped = (f"{_SCAN}_", f"{_OUTPUT}_")
+    kept = {
+        name: value
+        for name, value in triton_config.values
+        if not name.startswith(dropped) and name not in _ALGORITHM
+    }
+    has_wgmma = device.compute_capability == (9, 0) and block_v >= 64
+    scan: dict[str, ParameterValue] = {
+        "scan_block_v": block_v,
+        "scan_num_stages": stages,
+        "scan_producer": producer,
+        "scan_matmul": "wgmma" if has_wgmma else "mma",
+    }
+    return Config.of(_TEMPLATE, {**kept, **scan})
+
+
+def _seeds(problem: GdnChunkProblem, device: DeviceSpec, triton: SearchSpace) -> tuple[Config, ...]:
+    """The Triton template's fused seeds, each with both producers or another width."""
+    scans: tuple[tuple[int, int, str], ...] = (
+        (64, 3, "own_warp"),
+        (64, 3, "shared"),
+        (128, 2, "shared"),
+        (64, 2, "own_warp"),
+    )
+    found = []
+    for seed in triton.seeds:
+        if seed.get("algorithm") != "fused" or seed.get("scores") != "stored":
+            continue
+        for block_v, stages, producer in scans[: 4 if not found else 2]:
+            if problem.head_dim_v % block_v == 0:
+                found.append(
+                    _with_scan(seed, device, block_v=block_v, stages=stages, producer=producer)
+                )
+    narrow = triton.default.replace(**_ALGORITHM, chunk=32, form="inverse")
+    found.append(_with_scan(narrow, device, block_v=32, stages=3, producer="own_warp"))
+    return tuple(dict.fromkeys(found))
