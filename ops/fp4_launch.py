@@ -81,10 +81,7 @@ def launch(
         out_dtype=dtype_name(out.dtype),
         **choices,
     )
-    result = current_snapshot().lookup(problem, device_spec(device, function))
-    reason = template(problem.op, result.template).supports_tensors(problem, inputs, outputs)
-    if reason is not None:
-        raise UnsupportedError(f"{function} with template {result.template!r}: {reason}")
+    result = _lookup(function, problem, inputs, outputs)
     key = (
         *(result.config, problem, device.index, outputs.lse is not None),
         *(out.stride(), out.data_ptr() % 16),
@@ -93,6 +90,28 @@ def launch(
         owned = _launchers.get(key, device, lambda: _build(result, problem, inputs))
         with owned.lock:
             owned.launcher.launch(inputs, outputs)
+
+
+def _lookup(
+    function: str,
+    problem: Fp4AttentionFwdProblem,
+    inputs: Fp4AttentionFwdInputs,
+    outputs: Fp4AttentionFwdOutputs,
+) -> LookupResult:
+    """The config of the best template that serves these tensors."""
+    spec, refused = device_spec(inputs.device, function), {}
+    while True:
+        try:
+            result = current_snapshot().lookup(problem, spec, without=frozenset(refused))
+        except UnsupportedError as error:
+            if not refused:
+                raise
+            reasons = "; ".join(f"template {name!r}: {why}" for name, why in refused.items())
+            raise UnsupportedError(f"{function} with {reasons}") from error
+        reason = template(problem.op, result.template).supports_tensors(problem, inputs, outputs)
+        if reason is None:
+            return result
+        refused[result.template] = reason
 
 
 @lru_cache(maxsize=4096)
