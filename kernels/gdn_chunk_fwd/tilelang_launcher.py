@@ -9,14 +9,13 @@ from ...errors import UsageError
 from ..tilelang_spec import BoundTileLangKernel, TileLangKernelSpec
 from .inputs import GdnChunkInputs, GdnChunkOutputs
 from .tilelang_config import GdnChunkTileLangConfig
-from .tilelang_template import misalignment, scan_spec
+from .tilelang_specs import ELEMENTS_PER_STRIDE, misalignment, scan_spec
 from .triton_config import SCAN
 from .triton_launcher import GdnChunkTritonLauncher
 from .triton_specs import TensorTraits
 
 __all__ = ["GdnChunkTileLangLauncher"]
 
-_ELEMENTS_PER_STRIDE = 8  # of the device code
 _MAX_BOUND = 512
 """Scans that stay loaded: every launcher of equal static shapes shares them."""
 
@@ -91,7 +90,7 @@ class GdnChunkTileLangLauncher(GdnChunkTritonLauncher):
             values["out"],
             values["final_state"] if traits.has_final_state else None,
             values["scale"],
-            *(stride // _ELEMENTS_PER_STRIDE for stride in strides),
+            *(stride // ELEMENTS_PER_STRIDE for stride in strides),
             tokens,
             scratch_tokens,
             sequences,

@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..base import Config, KernelSpec, KernelTemplate, LaunchEstimate, Part
 from ..device import DeviceSpec
 from ..source_hash import source_hash
-from ..tilelang_spec import TileLangKernelSpec
 from .problem import GdnChunkProblem
 from .tilelang_config import GdnChunkTileLangConfig
+from .tilelang_specs import SCAN_KERNEL, SCAN_MODULE, misalignment, scan_spec
 from .triton_config import SCAN
 from .triton_estimates import launch_estimates
 from .triton_specs import DEVICE_MODULES, KERNELS, TensorTraits, part_spec
 
 if TYPE_CHECKING:
-    import torch
-
     from .inputs import GdnChunkInputs, GdnChunkOutputs
     from .tilelang_launcher import GdnChunkTileLangLauncher
 
-__all__ = ["GdnChunkTileLang", "misalignment", "scan_spec"]
+__all__ = ["GdnChunkTileLang"]
 
-_MODULE = f"{__package__}.tilelang_kernel"
-_PROGRAM = "gdn_chunk_tilelang_scan"
-_SCAN_KERNEL = f"{_PROGRAM}_kernel"
-_ELEMENTS_PER_STRIDE = 8  # of the device code, which is not imported where it need not be compiled
 _MAJOR_CAPABILITIES = (9, 10, 12)
 """Architectures that the scan compiles for."""
 _DTYPES = ("bfloat16", "float16")
 HEAD_DIMS = (64, 96, 128, 192, 256)
-_INDEX_DTYPES = {"i32": "int32", "i64": "int64"}
 
 
 class GdnChunkTileLang(KernelTemplate):
@@ -93,69 +86,18 @@ class GdnChunkTileLang(KernelTemplate):
     ) -> tuple[LaunchEstimate, ...]:
         """Loads of each launch; the scan's are those of Triton's fused scan."""
         *prepared, scan = launch_estimates(GdnChunkTileLangConfig(problem, config).with_scan)
-        return (*prepared, replace(scan, kernel=_SCAN_KERNEL))
+        return (*prepared, replace(scan, kernel=SCAN_KERNEL))
 
     def parts(self, problem: GdnChunkProblem, config: Config) -> tuple[Part, ...]:
         """The kernels of the algorithm, each by itself."""
         parts = GdnChunkTileLangConfig(problem, config).parts
-        return (*(Part(part, (KERNELS[part],)) for part in parts), Part(SCAN, (_SCAN_KERNEL,)))
+        return (*(Part(part, (KERNELS[part],)) for part in parts), Part(SCAN, (SCAN_KERNEL,)))
 
     def source_hash(self) -> str:
         """Hash of the device code, of the host code and of how kernels are specialised."""
         package = __package__ or ""
         root = package.rpartition(".")[0]
         host = ("triton_config", "triton_specs", "triton_launcher")
-        own = ("tilelang_config", "tilelang_launcher", "tilelang_template")
-        modules = (*DEVICE_MODULES, _MODULE, *(f"{package}.{name}" for name in (*host, *own)))
+        own = ("tilelang_config", "tilelang_specs", "tilelang_launcher", "tilelang_template")
+        modules = (*DEVICE_MODULES, SCAN_MODULE, *(f"{package}.{name}" for name in (*host, *own)))
         return source_hash((*modules, f"{root}.triton_spec", f"{root}.tilelang_spec"))
-
-
-def scan_spec(config: GdnChunkTileLangConfig, traits: TensorTraits) -> TileLangKernelSpec:
-    """The kernel of the scan."""
-    problem = config.problem
-    uses_wgmma = config.word("scan_matmul") == "wgmma"
-    parameters: dict[str, Any] = {
-        "dtype": problem.dtype,
-        "seqlen_dtype": _INDEX_DTYPES[traits.seqlen_type],
-        "num_heads": problem.num_heads,
-        "num_v_heads": problem.num_v_heads,
-        "head_dim_k": problem.head_dim_k,
-        "head_dim_v": problem.head_dim_v,
-        "chunk": config.chunk,
-        "is_cut": config.segment > 0,
-        "is_wy": config.form == "wy",
-        "is_v_first": problem.state_layout == "VK",
-        "is_varlen": traits.is_varlen,
-        "has_initial_state": traits.has_initial_state,
-        "has_final_state": traits.has_final_state,
-        "block_v": config.block_v,
-        "num_stages": config.number("scan_num_stages"),
-        "producer": config.word("scan_producer"),
-        "uses_wgmma": uses_wgmma,
-    }
-    return TileLangKernelSpec(
-        module=_MODULE,
-        factory="scan_program",
-        program=_PROGRAM,
-        parameters=parameters,
-        pass_configs={
-            "tl.disable_wgmma": not uses_wgmma,
-            "tl.disable_warp_specialized": True,
-            # Asynchronous copies are under way where the planner of shared memory does not see
-            # them, and the barriers that the ring needs are in the program.
-            "tl.disable_shared_memory_reuse": True,
-            "tl.disable_thread_storage_sync": True,
-        },
-    )
-
-
-def misalignment(tensor: torch.Tensor, name: str) -> str | None:
-    """None, or why the rows of the tensor are not contiguous pieces of 16 bytes."""
-    strides, last = tensor.stride()[1:3], tensor.stride(3)
-    if last != 1:
-        return f"{name} has strides {tensor.stride()}; the last must be 1"
-    if any(stride % _ELEMENTS_PER_STRIDE for stride in strides):
-        return f"{name} has strides {tensor.stride()}, no multiples of {_ELEMENTS_PER_STRIDE}"
-    if tensor.data_ptr() % 16:
-        return f"{name} starts {tensor.data_ptr() % 16} bytes after a multiple of 16"
-    return None
