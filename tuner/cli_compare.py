@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +14,7 @@ from .cli_options import FormatOption, GpuFilter, OpFilter, parse_names
 from .rendering import Format, Section, render_record, render_rows, render_sections
 
 if TYPE_CHECKING:
-    from .report.changes import Changes
+    from .report.changes import ChangeRow, Changes, StoppedRow
 
 __all__ = ["add_to"]
 
@@ -35,6 +36,23 @@ CHANGE_COLUMNS = (
     "base_date",
     "date",
 )
+TABLE_COLUMNS = (
+    "verdict",
+    "change_percent",
+    "base_time_us",
+    "time_us",
+    "same_config_percent",
+    "num_stopped",
+    "sku",
+    "op",
+    "problem",
+    "winner",
+    "provenance",
+    "policy",
+    "base_versions",
+    "versions",
+)
+"""What a terminal shows first."""
 STOPPED_COLUMNS = ("op", "problem", "sku", "template", "config", "was_winner", "status", "reason")
 
 
@@ -116,16 +134,21 @@ def _text(changes: Changes, form: Format) -> str:
     if form is Format.CSV:
         return render_rows(rows, CHANGE_COLUMNS, form)
     sections = [
-        Section("Changes, the slowest first", rows, CHANGE_COLUMNS),
-        Section("Configs that stopped working", stopped, STOPPED_COLUMNS),
+        Section("Changes, the slowest first", _named(changes.telling), TABLE_COLUMNS),
+        Section("Configs that stopped working", _named(changes.stopped), STOPPED_COLUMNS),
     ]
     return f"{render_record(changes.counts, form)}\n\n{render_sections(sections)}"
+
+
+def _named(rows: Iterable[ChangeRow | StoppedRow]) -> list[dict[str, object]]:
+    """The rows with short names of their problems, for a terminal."""
+    return [{**asdict(row), "problem": row.name} for row in rows]
 
 
 def _fail_over(changes: Changes, percent: float) -> None:
     failures = changes.failures(percent)
     for row in failures:
         change = f"{row.change_percent:+.1f}%" if row.change_percent is not None else row.verdict
-        typer.echo(f"over {percent:g}%: {row.op} {row.problem} on {row.sku}: {change}", err=True)
+        typer.echo(f"over {percent:g}%: {row.op} {row.name} on {row.sku}: {change}", err=True)
     if failures:
         raise typer.Exit(1)

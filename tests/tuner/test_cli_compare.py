@@ -48,6 +48,17 @@ def test_what_stays_below_the_limit_passes(capsys, databases):
     assert run(capsys, databases[0], databases[0], "--fail-over", "0")[0] == 0
 
 
+def test_a_table_leaves_out_what_did_not_change_and_names_problems_briefly(capsys, databases):
+    _, out, _ = run(capsys, *databases)
+    assert "another winner                0\n" in out
+    (line,) = (line for line in out.splitlines() if line.startswith("slower  ") and "h200" in line)
+    assert " 40 " in line
+    assert "has_soft_cap" not in line
+    _, out, _ = run(capsys, databases[0], databases[0])
+    assert "within noise" in out
+    assert "h200" not in out
+
+
 def test_csv_has_a_row_for_each_problem(capsys, databases):
     _, out, _ = run(capsys, *databases, "--format", "csv")
     assert len(out.splitlines()) == 2

@@ -6,16 +6,24 @@ Searches are paired by problem, SKU, provenance and policy. A measured time has 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Literal
 
 from ...errors import UsageError
+from ...kernels.base import Problem
 from ..records import Provenance, Timing, TrialStatus
 from .rows import num_samples
 from .searches import Search, load_searches, resolve_skus, shown
-from .wording import changed_parameters, iso_time, versions_text
+from .wording import (
+    SAME_CONFIG,
+    changed_parameters,
+    common_fields,
+    iso_time,
+    problem_text,
+    versions_text,
+)
 
 if TYPE_CHECKING:
     from ..store import Store
@@ -89,6 +97,8 @@ class ChangeRow:
 
     op: str
     problem: str
+    name: str
+    """The problem without what all share and what is at its default."""
     sku: str
     provenance: str
     policy: str
@@ -100,7 +110,7 @@ class ChangeRow:
     same_config_percent: float | None
     """The same for the config that won before, where it was timed again."""
     winner: str
-    """What changed in the winner."""
+    """What changed in the winner; ``same config`` where nothing did."""
     num_stopped: int
     """Configs that worked before and do not any more."""
     base_versions: str
@@ -115,6 +125,7 @@ class StoppedRow:
 
     op: str
     problem: str
+    name: str
     sku: str
     template: str
     config: str
@@ -132,11 +143,25 @@ class Changes:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of problems by verdict."""
+        """Number of problems by verdict, with another winner, and of configs that stopped."""
         found: dict[str, int] = {}
         for row in self.rows:
             found[row.verdict] = found.get(row.verdict, 0) + 1
-        return found
+        others = sum(row.winner not in ("", SAME_CONFIG) for row in self.rows)
+        return {
+            **found,
+            "another winner": others,
+            "configs that stopped working": len(self.stopped),
+        }
+
+    @property
+    def telling(self) -> tuple[ChangeRow, ...]:
+        """The rows that say more than that nothing happened."""
+        return tuple(
+            row
+            for row in self.rows
+            if row.verdict != "within noise" or row.winner != SAME_CONFIG or row.num_stopped
+        )
 
     def failures(self, percent: float) -> tuple[ChangeRow, ...]:
         """What a guard refuses: times longer by more than that beyond the noise, and lost ones."""
@@ -179,14 +204,28 @@ def compare_results(
             "common on the same SKU, provenance and policy: there is nothing to compare"
         )
     places = dict.fromkeys([*before, *after])
-    rows = [_change(before.get(place), after.get(place)) for place in places]
+    names = _names([*before.values(), *after.values()])
+    rows = [_change(before.get(place), after.get(place), names) for place in places]
     pairs = [
         (before[place], after[place]) for place in places if place in before and place in after
     ]
     return Changes(
-        tuple(sorted(rows, key=lambda row: -(row.change_percent or 0.0))),
-        tuple(row for pair in pairs for row in _stopped(*pair)),
+        tuple(sorted(rows, key=_urgency)),
+        tuple(row for pair in pairs for row in _stopped(*pair, names)),
     )
+
+
+def _urgency(row: ChangeRow) -> tuple[bool, float]:
+    """What got lost first, then what got slower."""
+    return row.verdict != "no longer works", -(row.change_percent or 0.0)
+
+
+def _names(searches: Iterable[Search]) -> Mapping[Problem, str]:
+    by_op: dict[str, dict[Problem, None]] = {}
+    for search in searches:
+        by_op.setdefault(search.key.problem.op, {})[search.key.problem] = None
+    shared = {op: common_fields(problems) for op, problems in by_op.items()}
+    return {p: problem_text(p, shared[op]) for op, problems in by_op.items() for p in problems}
 
 
 def _selected(
@@ -200,7 +239,7 @@ def _selected(
     return {(s.key.problem, s.sku, s.key.provenance, s.key.policy): s for s in shown(found)}
 
 
-def _change(before: Search | None, after: Search | None) -> ChangeRow:
+def _change(before: Search | None, after: Search | None, names: Mapping[Problem, str]) -> ChangeRow:
     present = after or before
     assert present is not None
     key = present.key
@@ -208,6 +247,7 @@ def _change(before: Search | None, after: Search | None) -> ChangeRow:
     return ChangeRow(
         op=key.problem.op,
         problem=str(key.problem),
+        name=names[key.problem],
         sku=present.sku,
         provenance=key.provenance.value,
         policy=str(key.policy),
@@ -217,7 +257,7 @@ def _change(before: Search | None, after: Search | None) -> ChangeRow:
         change_percent=_percent(base_us, time_us),
         same_config_percent=_percent(base_us, _same_config_us(before, after)),
         winner=_winner_text(before, after),
-        num_stopped=sum(1 for _ in _stopped(before, after)) if before and after else 0,
+        num_stopped=sum(1 for _ in _stopped(before, after, names)) if before and after else 0,
         base_versions=versions_text(before.key.toolchain) if before else "",
         versions=versions_text(after.key.toolchain) if after else "",
         base_date=iso_time(before.last_change) if before else "",
@@ -266,7 +306,7 @@ def _winner_text(before: Search | None, after: Search | None) -> str:
     return changed_parameters(before.best.evaluation.config, after.best.evaluation.config)
 
 
-def _stopped(before: Search, after: Search) -> Iterator[StoppedRow]:
+def _stopped(before: Search, after: Search, names: Mapping[Problem, str]) -> Iterator[StoppedRow]:
     best = before.best.evaluation.config if before.best is not None else None
     for config, old in before.by_config.items():
         new = after.by_config.get(config)
@@ -276,6 +316,7 @@ def _stopped(before: Search, after: Search) -> Iterator[StoppedRow]:
             yield StoppedRow(
                 op=before.key.problem.op,
                 problem=str(before.key.problem),
+                name=names[before.key.problem],
                 sku=before.sku,
                 template=config.template,
                 config=str(config),

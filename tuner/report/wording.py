@@ -12,6 +12,7 @@ from ...kernels.base import Config, Problem
 from ..records import Toolchain
 
 __all__ = [
+    "SAME_CONFIG",
     "changed_parameters",
     "common_fields",
     "config_texts",
@@ -22,6 +23,9 @@ __all__ = [
     "slug",
     "versions_text",
 ]
+
+SAME_CONFIG = "same config"
+"""Where two winners do not differ."""
 
 
 def iso_time(moment: datetime) -> str:
@@ -103,7 +107,7 @@ def parameter_changes(base: Config, other: Config) -> dict[str, str]:
 def changed_parameters(base: Config, other: Config) -> str:
     """``block_n 64 -> 128, num_splits none -> 4``, or ``same config``."""
     changes = parameter_changes(base, other)
-    return ", ".join(f"{name} {change}" for name, change in changes.items()) or "same config"
+    return ", ".join(f"{name} {change}" for name, change in changes.items()) or SAME_CONFIG
 
 
 def slug(parts: Sequence[str]) -> str:

@@ -159,5 +159,21 @@ def test_nothing_in_common(store, after, h200, b200):
         compare_results(store, after, gpus=["h900"])
 
 
-def test_counts():
-    assert Changes((), ()).counts == {}
+def test_counts_and_what_is_told_first(store, after, h200):
+    same, other, lost, slower = (ToyProblem(size) for size in (1, 2, 3, 4))
+    for problem in (same, other, lost, slower):
+        add(store, h200, [(SPLIT, 10.0), (WIDE, 10.1)], problem=problem)
+    add(after, h200, [(SPLIT, 10.0), (WIDE, 10.1)], problem=same)
+    add(after, h200, [(WIDE, 10.0), (SPLIT, 10.1)], problem=other)
+    add(after, h200, [], problem=lost, failures=[(SPLIT, "compile_error"), (WIDE, "crashed")])
+    add(after, h200, [(SPLIT, 20.0), (WIDE, 30.0)], problem=slower)
+    changes = compare_results(store, after)
+    assert changes.counts == {
+        "no longer works": 1,
+        "slower": 1,
+        "within noise": 2,
+        "another winner": 1,
+        "configs that stopped working": 2,
+    }
+    assert [row.name for row in changes.telling] == ["size=3", "size=4", "size=2"]
+    assert Changes((), ()).telling == ()
