@@ -91,7 +91,10 @@ def _config(algorithm: str, **tiles: tuple[int, int, int, int]) -> Config:
 def _default(problem: Fp4AttentionBwdProblem, device: DeviceSpec) -> Config:
     """Spills nowhere; fits the 99 KiB of shared memory of the smallest device."""
     if _has_tensor_memory(device):
-        return _config("together", dkdv=(64, 128, 8, 2), dq=(128, 64, 8, 2))
+        tile = (64, 128, 8, 2)
+        if problem.products == "native":
+            return _config("together", dkdv=tile, dq=(128, 64, 8, 2))
+        return _config("apart", dk=tile, dv=tile, dq=(128, 64, 8, 2))
     if device.arch >= 120:
         tile = (64, 64, 8, 2) if problem.products == "native" else (32, 64, 8, 2)
         return _config("together", dkdv=tile, dq=(64, 32, 8, 2))
@@ -102,10 +105,10 @@ def _seeds(problem: Fp4AttentionBwdProblem, device: DeviceSpec) -> tuple[Config,
     """Both algorithms; wide tiles for one block on a multiprocessor, narrow ones for two."""
     if _has_tensor_memory(device):
         wide = (64, 128, 8, 3)
-        return (
-            _config("together", dkdv=wide, dq=(128, 128, 8, 2)),
-            _config("apart", dk=wide, dv=wide, dq=(128, 64, 8, 3)),
-        )
+        apart = _config("apart", dk=wide, dv=wide, dq=(128, 64, 8, 3))
+        if problem.products == "native":
+            return _config("together", dkdv=wide, dq=(128, 128, 8, 2)), apart
+        return apart, _config("apart", dk=wide, dv=(32, 128, 8, 3), dq=(128, 32, 8, 3))
     if device.arch >= 120:
         tile = (32, 64, 8, 2)
         return (

@@ -106,6 +106,18 @@ def _keys_tile(
 
 
 @triton.jit
+def _row_of(step, tiles, first, GROUP_SIZE: tl.constexpr, BLOCK_M: tl.constexpr):
+    """(head of the group, first row) of a step over the tiles of all heads."""
+    if GROUP_SIZE == 1:
+        member = 0
+        row = first + step * BLOCK_M
+    else:
+        member = step // tiles
+        row = first + step % tiles * BLOCK_M
+    return member, row
+
+
+@triton.jit
 def _keys_pass(
     q,
     q_scales,
@@ -160,21 +172,24 @@ def _keys_pass(
         whole = tl.minimum(whole, tl.cdiv(query_len, BLOCK_M) * BLOCK_M)
     dk = tl.zeros([BLOCK_N, HEAD_DIM], tl.float32)
     dv = tl.zeros([BLOCK_N, HEAD_DIM], tl.float32)
-    for member in range(0, GROUP_SIZE):
-        matrix = kv_matrix * GROUP_SIZE + member
-        if IS_CAUSAL:
-            for row in range(first, whole, BLOCK_M):
-                dk, dv = _keys_tile(
-                    *(dk, dv, k_tile, k_stored, v_tile, keys, row, matrix, q, q_scales, q_t),
-                    *(do, do_t, shift, dot_rows, factor, query_len, padded_rows, offset),
-                    *(WITH_DK, WITH_DV, True, NATIVE, HEAD_DIM, BLOCK_M),
-                )
-        for row in range(whole, query_len, BLOCK_M):
+    # One loop over the rows of all heads of the group: nested ones cost registers.
+    if IS_CAUSAL:
+        tiles = tl.maximum(whole - first, 0) // BLOCK_M
+        for step in range(0, GROUP_SIZE * tiles):
+            member, row = _row_of(step, tiles, first, GROUP_SIZE, BLOCK_M)
             dk, dv = _keys_tile(
-                *(dk, dv, k_tile, k_stored, v_tile, keys, row, matrix, q, q_scales, q_t),
-                *(do, do_t, shift, dot_rows, factor, query_len, padded_rows, offset),
-                *(WITH_DK, WITH_DV, False, NATIVE, HEAD_DIM, BLOCK_M),
+                *(dk, dv, k_tile, k_stored, v_tile, keys, row, kv_matrix * GROUP_SIZE + member),
+                *(q, q_scales, q_t, do, do_t, shift, dot_rows, factor, query_len, padded_rows),
+                *(offset, WITH_DK, WITH_DV, True, NATIVE, HEAD_DIM, BLOCK_M),
             )
+    tiles = tl.cdiv(tl.maximum(query_len - whole, 0), BLOCK_M)
+    for step in range(0, GROUP_SIZE * tiles):
+        member, row = _row_of(step, tiles, whole, GROUP_SIZE, BLOCK_M)
+        dk, dv = _keys_tile(
+            *(dk, dv, k_tile, k_stored, v_tile, keys, row, kv_matrix * GROUP_SIZE + member),
+            *(q, q_scales, q_t, do, do_t, shift, dot_rows, factor, query_len, padded_rows),
+            *(offset, WITH_DK, WITH_DV, False, NATIVE, HEAD_DIM, BLOCK_M),
+        )
     return dk, dv, keys, kv_matrix
 
 

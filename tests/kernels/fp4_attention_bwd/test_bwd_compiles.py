@@ -81,7 +81,7 @@ def test_spaces(sku: str, products: str, head_dim: int) -> None:
         pytest.skip("no FP4 tensor cores")
     space, rng = triton_space(problem, device), random.Random(0)
     assert space.check(space.default) is None
-    assert len(space.valid_seeds()) == len(space.seeds) >= 2
+    assert len(space.valid_seeds()) == 1 + len(space.seeds) >= 3
     found = algorithms(space)
     assert [a.shared["algorithm"] for a in found] == ["together", "apart"]
     for algorithm in found:
