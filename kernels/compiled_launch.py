@@ -36,6 +36,7 @@ __all__ = [
 Enqueue = Callable[[int, Sequence[int]], None]
 """(stream, addresses of the call's tensors) -> one launch."""
 
+_runtime = knobs.runtime
 _C_LAUNCHER_VERSIONS = ("3.9.",)
 """Triton versions whose C function takes its arguments as ``_c_launch`` gives them (read off the
 installed 3.9.0; others go through the launcher object, which takes the same everywhere)."""
@@ -155,8 +156,11 @@ def enqueuer(launch: RecordedLaunch, num_addresses: int) -> Enqueue:
 
 def has_launch_hooks() -> bool:
     """Whether a profiler wants to see launches: those go the long way, which calls its hooks."""
-    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
+    enter, leave = _runtime.launch_enter_hook, _runtime.launch_exit_hook
+    try:
+        return bool(enter.calls or leave.calls)
+    except AttributeError:  # a plain function in the place of Triton's chain of them
+        return enter is not None or leave is not None
 
 
 def _c_launch(
@@ -313,7 +317,7 @@ def _nothing_is_launched() -> Iterator[None]:
         if threading.get_ident() == thread:
             raise _NotRecordableError
 
-    hook = knobs.runtime.launch_enter_hook
+    hook = _runtime.launch_enter_hook
     if not hasattr(hook, "add"):
         raise _NotRecordableError
     hook.add(refuse)

@@ -37,11 +37,9 @@ def one_or_pair(
 
     Any other sequence is none of them.
     """
-    if isinstance(parts, torch.Tensor):
-        return parts, None, None
-    if type(parts) in (tuple, list) and len(parts) == 2:
-        return None, parts[0], parts[1]
-    return None, None, None
+    if type(parts) in (tuple, list):
+        return (None, parts[0], parts[1]) if len(parts) == 2 else (None, None, None)
+    return (parts, None, None) if isinstance(parts, torch.Tensor) else (None, None, None)
 
 
 def kv_views(

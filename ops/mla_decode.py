@@ -12,7 +12,7 @@ from ..errors import UsageError
 from .checks import refuse_grad, wrong
 from .decode_inputs import checked_outputs, checked_query, inputs_of
 from .decode_launch import launch, mixes_to_try
-from .decode_options import DecodeOptions, LseBase, Scale
+from .decode_options import DecodeOptions, LseBase, Scale, number_or_tensor
 from .kv_cache import joined, one_or_pair, with_dtype
 from .library import TracedFunction, is_traced
 from .page_table import page_table_of
@@ -114,16 +114,16 @@ def mla_decode(
             "to the power of -0.5 (192 ** -0.5 for DeepSeek-V3); no tensor here has that size"
         )
     if not is_dynamo_compiling():
-        has_tensor = isinstance(kv_scale, torch.Tensor)
+        number, tensor = number_or_tensor(kv_scale)
         # fmt: off
         tensors = (
             *one_or_pair(q), *one_or_pair(kv_cache),
             kv_indptr, kv_indices, kv_last_page_len, block_table, seq_lens,
-            kv_scale if has_tensor else None, sinks, out, lse,
+            tensor, sinks, out, lse,
         )
         choices = (
             type(sm_scale), sm_scale, type(head_dim_v), head_dim_v, kv_dtype,
-            type(q_scale), q_scale, type(kv_scale), None if has_tensor else kv_scale,
+            type(q_scale), q_scale, type(kv_scale), number,
             type(is_causal), is_causal, type(window_left), window_left, type(soft_cap), soft_cap,
             lengths, return_lse, lse_base,
         )

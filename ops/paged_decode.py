@@ -18,7 +18,7 @@ from ..tuner.dispatch import LookupResult
 from .checks import refuse_grad
 from .decode_inputs import checked_outputs, checked_query, inputs_of
 from .decode_launch import launch, mixes_to_try, resolve
-from .decode_options import DecodeOptions, LseBase, Scale
+from .decode_options import DecodeOptions, LseBase, Scale, number_or_tensor
 from .kv_cache import KvCache, kv_views, one_or_pair
 from .library import TracedFunction, is_traced
 from .nvfp4_cache import block_scale_views, dtype_with_scales
@@ -29,6 +29,7 @@ from .prepared_launches import Role
 __all__ = ["paged_decode", "resolve_paged_decode"]
 
 _FUNCTION = "paged_decode"
+_NO_BLOCKS = (None, None, None)
 _calls = PreparedCalls(
     [
         Role(("inputs.q",)),
@@ -143,19 +144,18 @@ def paged_decode(
     """
     if not is_dynamo_compiling():
         pool, k, v = one_or_pair(kv_cache)
-        blocks = one_or_pair(() if kv_block_scales is None else kv_block_scales)
-        has_tensors = isinstance(k_scale, torch.Tensor), isinstance(v_scale, torch.Tensor)
+        blocks = _NO_BLOCKS if kv_block_scales is None else one_or_pair(kv_block_scales)
+        k_number, k_tensor = number_or_tensor(k_scale)
+        v_number, v_tensor = number_or_tensor(v_scale)
         # fmt: off
         tensors = (
             q, pool, k, v, kv_indptr, kv_indices, kv_last_page_len, block_table, seq_lens,
-            k_scale if has_tensors[0] else None, v_scale if has_tensors[1] else None,
-            sinks, alibi_slopes, out, lse, *blocks,
+            k_tensor, v_tensor, sinks, alibi_slopes, out, lse, *blocks,
         )
         choices = (
             kv_layout, kv_dtype, type(kv_block_scales),
             type(sm_scale), sm_scale, type(q_scale), q_scale,
-            type(k_scale), None if has_tensors[0] else k_scale,
-            type(v_scale), None if has_tensors[1] else v_scale,
+            type(k_scale), k_number, type(v_scale), v_number,
             type(is_causal), is_causal, type(window_left), window_left, type(soft_cap), soft_cap,
             rope, lengths, return_lse, lse_base,
         )

@@ -76,7 +76,8 @@ class PreparedCall:
         self.allocations: tuple[Callable[[], torch.Tensor], ...] = ()
         """What the function allocates; these follow the given tensors."""
         self.outputs: _Pick = tuple
-        """Of the given and allocated tensors, followed by None, the outputs of the function."""
+        """The outputs of the function, of its arguments where it allocates none, else of the given
+        and allocated tensors followed by None."""
         self.launches: PreparedLaunches | None = None
 
     def fits(self, tensors: Tensors) -> bool:
@@ -148,11 +149,10 @@ class PreparedCalls:
             or has_launch_hooks()
         ):
             return None
-        if call.allocations:
-            given = (*given, *[allocate() for allocate in call.allocations])
-        if not launches.enqueue(given, place[1]):
-            return None
-        return call.outputs((*given, None))
+        if not call.allocations:
+            return call.outputs(tensors) if launches.enqueue(given, place[1]) else None
+        given = (*given, *[allocate() for allocate in call.allocations])
+        return call.outputs((*given, None)) if launches.enqueue(given, place[1]) else None
 
     def _search(self, tensors: Tensors, options: Options, place: _Place) -> PreparedCall | None:
         for call in self._calls.get(_key_of(tensors, options, place), ()):
@@ -239,9 +239,10 @@ class PreparedCalls:
                     given.append(made)
                     allocations.append(_allocation_like(made))
         call.allocations = tuple(allocations)
-        call.outputs = _picker(
-            [places.get(i, len(given)) for i, role in enumerate(self._roles) if role.is_output]
-        )
+        outputs = [i for i, role in enumerate(self._roles) if role.is_output]
+        if allocations:
+            outputs = [places.get(i, len(given)) for i in outputs]
+        call.outputs = _picker(outputs)
         call.launches = prepare_launches(self._roles, places, given, launched)
         return call if call.launches is not None else None
 

@@ -98,12 +98,16 @@ class PreparedLaunches:
         if capture.recorder is not None:
             for result in self.counted:
                 capture.recorder.count(result)
-        with owned.lock:
-            if self.compiled is None:
+        if self.compiled is None:
+            with owned.lock:
                 self.relaunch(given)
-                return True
-            for extra in self.extra:
-                addresses.append(addresses[extra.index] + extra.offset_bytes)
+            return True
+        for extra in self.extra:
+            addresses.append(addresses[extra.index] + extra.offset_bytes)
+        if len(self.compiled) == 1:
+            self.compiled[0](stream, addresses)  # one launch cannot interleave with another
+            return True
+        with owned.lock:
             for enqueue in self.compiled:
                 enqueue(stream, addresses)
         return True
