@@ -12,6 +12,7 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = sorted(p for p in FOLDER.glob("*.py") if '__name__ == "__main__"' in p.read_text())
 NEED_GPU = [
+    "fp4_backward.py",
     "paged_decode.py",
     "paged_decode_mla.py",
     "gdn.py",
