@@ -100,6 +100,15 @@ SUITES: Mapping[str, tuple[SuiteCell, ...]] = MappingProxyType(
             cell_of({"batch": 64, "kv_len": 8192, "kv_dtype": "float8_e4m3fn"}),
             cell_of({"batch": 64, "kv_len": 8192}, prefix="bf16 ", has_baselines=False),
         ),
+        # FlashInfer has no NVFP4 decode for Hopper: our own caches are compared.
+        "nvfp4": tuple(
+            cell_of(
+                {"batch": 64, "kv_len": 8192, "kv_dtype": kv_dtype},
+                prefix=prefix,
+                has_baselines=False,
+            )
+            for prefix, kv_dtype in (("", "nvfp4"), ("e4m3 ", "float8_e4m3fn"), ("bf16 ", ""))
+        ),
     }
 )
 
@@ -131,4 +140,6 @@ TARGETS = (
         ("no window 16x1024", "no window 64x1024"),
     ),
     Target("fp8", "our bf16 over our fp8", 1.7, "least", ("64x8192",), ("bf16 64x8192",)),
+    Target("nvfp4", "our bf16 over our nvfp4", 1.8, "least", ("64x8192",), ("bf16 64x8192",)),
+    Target("nvfp4", "our e4m3 over our nvfp4", 1.1, "least", ("64x8192",), ("e4m3 64x8192",)),
 )

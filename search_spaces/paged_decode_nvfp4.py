@@ -24,6 +24,9 @@ MIN_ROWS = 8
 """Rows of q that the smallest matrix tile holds."""
 _WARP_WORDS = 16
 """Words of a row of V, four codes each, that one warp multiplies: rows of a matrix tile."""
+_POOL_REGISTERS = 64
+"""Registers of a thread for addresses in four pools and codes on their way, as Triton 3.9 was seen
+to take them."""
 _FIRST_ARCH_WITH_CONVERSION = 100
 """sm_100a, sm_103a and sm_120a convert e2m1 to fp16 in one instruction."""
 
@@ -73,7 +76,7 @@ def _nvfp4_space(problem: PagedDecodeProblem, device: DeviceSpec) -> SearchSpace
             Constraint("tile within registers", lambda c: _tiles_fit_registers(problem, c)),
             Constraint("splits worth a tile", lambda c: splits_have_work(c, problem.kv_len)),
         ),
-        default=_config(problem, block_n=64, num_warps=4, splits=16, launch_pdl=False),
+        default=_default(problem, device),
         seeds=_seeds(problem, device),
     )
 
@@ -112,7 +115,7 @@ def _tiles_fit_registers(problem: PagedDecodeProblem, config: Config) -> str | N
     dequantised = block_n * head_dim // 2 // threads
     accumulator = rows * head_dim // threads
     scores = rows * block_n // threads
-    needed = dequantised // 2 + accumulator + 2 * scores
+    needed = _POOL_REGISTERS + dequantised // 2 + accumulator + 2 * scores
     if needed > TILE_REGISTERS:
         what = "dequantised values, scores and accumulators"
         return f"about {needed} registers a thread for {what}, above {TILE_REGISTERS}"
@@ -167,6 +170,20 @@ def _config(
         merge=merge,
     )
     return Config.of("triton_nvfp4", values)
+
+
+def _default(problem: PagedDecodeProblem, device: DeviceSpec) -> Config:
+    """The widest of a few tiles that fits, in 16 splits, or fewer where a request is short."""
+    configs = [
+        _config(problem, block_n=block_n, num_warps=num_warps, splits=16, launch_pdl=False)
+        for block_n, num_warps in ((128, 4), (64, 4), (64, 8), (32, 8))
+    ]
+    return next(
+        config
+        for config in configs
+        if _tiles_fit(problem, device, config) is None
+        and _tiles_fit_registers(problem, config) is None
+    )
 
 
 def _seeds(problem: PagedDecodeProblem, device: DeviceSpec) -> tuple[Config, ...]:
