@@ -169,7 +169,7 @@ def parse(output: str) -> list[dict[str, Any]]:
 
 
 def _number(text: str) -> float:
-    """ncu groups digits; a metric that this GPU lacks is empty."""
+    """The figure; digits are in groups, and a metric that this GPU lacks is empty."""
     return float(text.replace(",", "")) if isinstance(text, str) else float("nan")
 
 
