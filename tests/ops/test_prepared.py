@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import compiled_stand_in
 import pytest
 import tilescout
 import torch
+import triton
 from compiled_stand_in import Launched, Launches
 from decode_calls import pool_of, problem_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tilescout import ops
 from tilescout.errors import TilescoutError
+from tilescout.kernels.base import Config
 from tilescout.kernels.gdn_chunk_fwd import triton_launcher as gdn_chunk_launcher
 from tilescout.kernels.paged_decode import reference as ref
+from tilescout.ops import launchers as launchers_module
 from tilescout.ops import prepared
 from tilescout.ops.launchers import LauncherCache
+from tilescout.ops.on_device import device_spec
+from tilescout.ops.prepared import PreparedCalls
+from tilescout.ops.tensor_guard import attribute_guard, tensor_guard
 from tilescout.tuner import dispatch
+from tilescout.tuner.capture import read_capture
+from tilescout.tuner.lock_file import lock_text
+from tilescout.tuner.records import Toolchain
+
+decode, gdn = (import_module(f"tilescout.ops.{name}") for name in ("paged_decode", "gdn"))
 
 TRITON_VERSIONS = ["3.9.0", "3.6.0"]
 
@@ -381,3 +396,178 @@ def test_any_sequence_comes_to_the_same_as_the_long_way(make, data, launches: La
     calls = make()
     sequence = data.draw(st.lists(st.sampled_from(calls), min_size=4, max_size=16))
     agrees([*sequence, *sequence, *sequence], launches)
+
+
+@pytest.fixture
+def first() -> Call:
+    """The first of the calls of ``gdn_decode``, which is one launch."""
+    return step_calls()[0]
+
+
+def is_prepared(call: Call, launches: Launches) -> bool:
+    """Makes the call; whether it went the short way."""
+    before = launches.num_long
+    outcome(call, launches)
+    return launches.num_long == before
+
+
+def warm(call: Call, launches: Launches) -> None:
+    assert [is_prepared(call, launches) for _ in range(3)] == [False, False, True]
+
+
+def test_what_was_resolved_before_a_refresh_serves_no_longer(
+    first: Call, launches: Launches
+) -> None:
+    warm(first, launches)
+    dispatch.refresh()
+    assert [is_prepared(first, launches) for _ in range(2)] == [False, True]
+
+
+def test_a_lock_that_is_put_in_force_changes_the_config_at_once(
+    first: Call, launches: Launches, tmp_path: Path
+) -> None:
+    warm(first, launches)
+    outcome(first, launches)
+    (result,) = gdn._step_calls._last.launches.counted
+    block_v = result.config.as_dict()["block_v"]
+    other = {**result.config.as_dict(), "block_v": 2 * block_v}
+    pinned = replace(result, config=Config.of(result.template, other))
+    path = tmp_path / "pinned.json"
+    path.write_text(lock_text([pinned], device_spec(torch.device("cpu"), "test"), Toolchain()))
+    tilescout.use_lock(path)
+    try:
+        for _ in range(3):
+            ((constexprs, *_),), _ = outcome(first, launches)
+            assert dict(constexprs)["BLOCK_V"] == 2 * block_v
+    finally:
+        tilescout.use_lock(None)
+    ((constexprs, *_),), _ = outcome(first, launches)
+    assert dict(constexprs)["BLOCK_V"] == block_v
+
+
+def test_a_capture_counts_prepared_calls(first: Call, launches: Launches, tmp_path: Path) -> None:
+    path = tmp_path / "calls.json"
+    tilescout.capture(path)
+    try:
+        for _ in range(7):
+            outcome(first, launches)
+    finally:
+        tilescout.capture(None)
+    (counted,) = read_capture(path)
+    assert (counted.op, counted.count) == ("gdn_decode", 7)
+
+
+def test_hooks_of_a_profiler_see_every_launch(first: Call, launches: Launches) -> None:
+    warm(first, launches)
+
+    def hook(metadata: object) -> None:
+        pass
+
+    triton.knobs.runtime.launch_enter_hook.add(hook)
+    try:
+        assert not is_prepared(first, launches)
+    finally:
+        triton.knobs.runtime.launch_enter_hook.remove(hook)
+    assert is_prepared(first, launches)
+
+
+def test_each_stream_has_its_own_and_a_capture_none(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = SimpleNamespace(stream=1, is_capturing=False)
+    monkeypatch.setattr(prepared, "_host_place", lambda: (0, place.stream, place.is_capturing))
+    monkeypatch.setattr(
+        launchers_module, "_stream_of", lambda device: (place.stream, place.is_capturing)
+    )
+    call = decode_calls()[0]
+    warm(call, launches)
+    scratch = outcome(call, launches)
+    place.stream = 2
+    warm(call, launches)
+    assert outcome(call, launches) != scratch
+    place.stream = 1
+    assert is_prepared(call, launches)
+    # The graph takes the launcher over; what launches later on the stream has another one.
+    place.is_capturing = True
+    assert not is_prepared(call, launches)
+    assert outcome(call, launches) == scratch
+    place.is_capturing = False
+    assert not is_prepared(call, launches)
+    assert outcome(call, launches) != scratch
+    place.stream = 2
+    assert is_prepared(call, launches)
+
+
+def test_a_launcher_that_is_dropped_serves_no_longer(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = import_module("tilescout.ops.decode_launch")
+    monkeypatch.setattr(module, "_launchers", LauncherCache(max_launchers=2))
+    calls = {call.name: call for call in decode_calls()}
+    warm(calls["nothing"], launches)
+    released = weakref.ref(decode._calls._last.launches.owned.launcher)
+    # One that prepared calls use is spared once.
+    for name in ("sinks", "rope"):
+        outcome(calls[name], launches)
+    assert is_prepared(calls["nothing"], launches)
+    for name in ("sinks", "slopes", "rope", "sinks"):
+        outcome(calls[name], launches)
+    gc.collect()
+    assert released() is None
+    assert not is_prepared(calls["nothing"], launches)
+
+
+def test_the_number_of_prepared_calls_is_bounded(launches: Launches) -> None:
+    calls = PreparedCalls(gdn._step_calls._roles, max_calls=3)
+    assert len(calls) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gdn, "_step_calls", calls)
+        for call in step_calls():
+            for _ in range(3):
+                outcome(call, launches)
+            assert len(calls) <= 3
+        assert len(calls) > 0
+
+
+def test_threads_are_served_what_they_ask_for(launches: Launches) -> None:
+    names = ("nothing", "other tensors", "slots", "VK", "bf16 state", "no norm", "scale", "wide v")
+    chosen = [call for call in step_calls() if call.name in names]
+
+    failures: list[object] = []
+
+    def work(call: Call) -> None:
+        for _ in range(200):
+            found = call.function(**call.arguments)
+            if found is not call.arguments["out"]:
+                failures.append(call.name)
+
+    threads = [threading.Thread(target=work, args=(call,)) for call in chosen]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    launched = {(x.constexprs, x.args) for x in launches.take()}
+    alone: set[object] = set()
+    for call in chosen:
+        forget()
+        call.function(**call.arguments)
+        alone |= {(x.constexprs, x.args) for x in launches.take()}
+    assert alone == launched
+
+
+def test_both_guards_say_the_same() -> None:
+    tensor = torch.zeros(4, 6)
+    quick, plain = tensor_guard([tensor]), attribute_guard([tensor])
+    assert quick(tensor.clone())
+    others = [
+        *(tensor[:2], tensor.t(), tensor.half(), tensor[:, ::2], tensor.view(24)),
+        *(torch.nn.Parameter(tensor), tensor.clone().requires_grad_(), tensor.to("meta")),
+    ]
+    for other in others:
+        assert not quick(other)
+        assert not plain(other)
+    assert plain(tensor.clone())
+    with torch.inference_mode():
+        made = torch.zeros(4, 6)
+        assert quick(made) == plain(made) == False  # noqa: E712
