@@ -5,7 +5,8 @@ One run, all contenders in turn in every round, CUDA-graph replay, cold L2; ``si
 how they are timed, ``gdn_libraries`` how each library is called. Prefill: head dims 128, bf16, fp32
 states before and after, log decay and beta given, keys of length one, a quarter of the heads
 without decay. Decode: one token a sequence, 16 heads of q and k, 32 of v, head dims 128, bf16, fp32
-state, gate and norm computed in the kernel.
+state, gate and norm computed in the kernel; states are updated in place, but by FLA, which returns
+new ones.
 
     python benchmarks/gdn.py --db results.db --json gdn.json
     python benchmarks/gdn.py --rows "1x8192 16/32" "1x2048 16/48"

@@ -12,7 +12,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -53,6 +53,8 @@ class Cell:
     problem: Any
     inputs: Sequence[Any]
     outputs: Sequence[Any]
+    in_place: Sequence[tuple[Any, Any]] = ()
+    """Copies whose outputs share what of the inputs is updated, for an operation that does that."""
 
 
 Baseline = Callable[[Cell], Sequence[Call]]
@@ -103,12 +105,7 @@ def time_cell(
     if chosen.config != found.config:
         baselines = {DISPATCH: partial(_dispatch_calls, chosen.config), **baselines}
         is_verified = {DISPATCH, *is_verified}
-    ours = {
-        OURS: _config_calls(cell, found.config),
-        DEFAULT: _config_calls(cell, joint_space(problem, device).default),
-    }
-    for name, calls in ours.items():
-        _require_right(cell, name, calls)
+    cell, ours = _our_calls(cell, found.config, joint_space(problem, device).default)
     theirs, left_out = _usable_baselines(cell, baselines, is_verified, rms_bounds or {})
     for name, reason in left_out.items():
         print(f"{name} is left out of {problem}: {reason}", file=sys.stderr, flush=True)
@@ -153,6 +150,24 @@ def _make_cell(
     return Cell(problem, inputs, [op.make_outputs(problem, i) for i in inputs])
 
 
+def _our_calls(
+    cell: Cell, winner: Config, default: Config
+) -> tuple[Cell, dict[str, Sequence[Call]]]:
+    """Verified launches of our configs, in place where the operation may be, and the cell for that.
+
+    Raises:
+        TilescoutError: one is wrong.
+    """
+    configs = {OURS: winner, DEFAULT: default}
+    ours: dict[str, Sequence[Call]] = {n: _config_calls(cell, c) for n, c in configs.items()}
+    for name, calls in ours.items():
+        _require_right(cell, name, calls)
+    if operation(cell.problem.op).make_in_place is None:
+        return cell, ours
+    cell = replace(cell, in_place=_in_place_pairs(cell))
+    return cell, {name: _in_place_calls(cell, config) for name, config in configs.items()}
+
+
 def _config_calls(cell: Cell, config: Config) -> list[Call]:
     """Launches of one of our configs, one a copy."""
     launcher = template(cell.problem.op, config.template).build(
@@ -162,23 +177,36 @@ def _config_calls(cell: Cell, config: Config) -> list[Call]:
 
 
 def _dispatch_calls(config: Config, cell: Cell) -> list[Call]:
-    """Launches of what dispatch chose, a library's kernel: verified, then as production has them.
+    """Launches of what dispatch chose, a library's kernel: verified, then in place where ours are.
 
     Raises:
         LeftOutError: it is wrong.
     """
-    chosen, op = template(cell.problem.op, config.template), operation(cell.problem.op)
+    op = operation(cell.problem.op)
     # A library may put memory of its own in the place of outputs, so these are nobody else's.
     own = Cell(cell.problem, cell.inputs, [op.make_outputs(cell.problem, i) for i in cell.inputs])
     calls = _config_calls(own, config)
     comparison = _run_once(own, calls)
     if not comparison.is_ok:
         raise LeftOutError(f"wrong: {comparison.reason}")
-    if not chosen.is_in_place or op.make_in_place is None:
-        return calls
-    launcher = chosen.build(cell.problem, config, cell.inputs[0])
-    pairs = [op.make_in_place(cell.problem, i) for i in cell.inputs]
-    return [partial(launcher.launch, i, o) for i, o in pairs]
+    return _in_place_calls(cell, config) if cell.in_place else calls
+
+
+def _in_place_pairs(cell: Cell) -> list[tuple[Any, Any]]:
+    make = operation(cell.problem.op).make_in_place
+    assert make is not None
+    return [make(cell.problem, i) for i in cell.inputs]
+
+
+def _in_place_calls(cell: Cell, config: Config) -> list[Call]:
+    """Launches of a config that update their inputs, as production has them."""
+    launcher = template(cell.problem.op, config.template).build(
+        cell.problem, config, cell.in_place[0][0]
+    )
+    calls: list[Call] = [partial(launcher.launch, i, o) for i, o in cell.in_place]
+    for call in calls:
+        call()  # outside any capture
+    return calls
 
 
 def _require_right(cell: Cell, name: str, calls: Sequence[Call]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -10,10 +11,12 @@ from pathlib import Path
 import fake_libraries
 import pytest
 import torch
+from tilescout.kernels.base import Config
 from tilescout.kernels.gdn_chunk_fwd import GdnChunkProblem
 from tilescout.kernels.gdn_decode import GdnDecodeProblem
 from tilescout.kernels.registry import operation
 from tilescout.tuner.catalog import gpu
+from winner_databases import MadeUpWinner, write_winners
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 CHUNK = GdnChunkProblem(2, 150, 100, 1, 2, 128, 128, "bfloat16")
@@ -149,6 +152,44 @@ def test_table_json_and_targets_of_a_run(bench, monkeypatch, capsys, tmp_path) -
     record = json.loads(path.read_text())
     assert [row["row"] for row in record["rows"]] == ["1x2048 16/48", "decode 1"]
     assert record["targets"][0]["is_reached"] is True
+
+
+@pytest.mark.interpreter
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="set TRITON_INTERPRET=1")
+def test_decode_is_timed_in_place_and_dispatch_beside_ours(
+    libraries, monkeypatch, tmp_path
+) -> None:
+    import interpreter_shim
+
+    interpreter_shim.install()
+    fake_libraries.install(monkeypatch)
+    timing = import_module("side_by_side")
+    device, path = gpu("h200"), tmp_path / "winners.db"
+    write_winners(path, [MadeUpWinner(DECODE, device, Config.of("flashinfer", {}))])
+    cell = cell_of(DECODE)
+    before = cell.inputs[0].state.clone()
+    timed = {}
+
+    def time_contenders(contenders):
+        timed.update(contenders)
+        for calls in contenders.values():
+            for call in calls:
+                call()
+        return dict.fromkeys(contenders, 2.0)
+
+    monkeypatch.setattr(timing, "_make_cell", lambda *_: cell)
+    monkeypatch.setattr(timing, "_time_contenders", time_contenders)
+    names = frozenset(("fla", "flashinfer"))
+    baselines = {"flashinfer": libraries.DECODE_LIBRARIES["flashinfer"]}
+    row = timing.time_cell(
+        DECODE, device, [str(path)], baselines, is_verified=set(baselines), libraries=names
+    )
+    assert row["left_out"] == {}
+    assert list(timed) == ["tilescout", "default", "dispatch", "flashinfer"]
+    assert (row["template"], row["dispatch_template"]) == ("triton", "flashinfer")
+    assert torch.equal(cell.inputs[0].state, before), "states of the cell are only read"
+    without = timing.time_cell(DECODE, device, None, {}, libraries=names)
+    assert without["us"]["dispatch"] == without["us"]["tilescout"]
 
 
 def test_filling_runs_every_task_and_ends_what_is_late(bench, capsys, tmp_path) -> None:
