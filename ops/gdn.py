@@ -29,7 +29,7 @@ from .gdn_checks import (
     refuse_arguments,
 )
 from .gdn_chunk import chunk_gated_delta_rule
-from .gdn_external import is_served, libraries
+from .gdn_external import is_served, refusing
 from .gdn_library import DeltaRuleOperator, StepOperator
 from .launchers import LauncherCache
 from .library import is_traced
@@ -336,7 +336,9 @@ def _launch(
     spec = device_spec(device, function)
     result = current_snapshot().lookup(problem, spec)
     if not is_served(result, problem, spec, inputs, outputs):
-        result = current_snapshot().lookup(problem, spec, without=libraries(problem.op))
+        result = current_snapshot().lookup(
+            problem, spec, without=refusing(problem, inputs, outputs)
+        )
     key = (
         *(result.config, problem, device.index, inputs.has_beta_sigmoid, inputs.beta_scale),
         *(x.stride() for x in (inputs.q, inputs.k, inputs.v, outputs.out)),

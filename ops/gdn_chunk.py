@@ -28,7 +28,7 @@ from .gdn_checks import (
     num_sequences,
     refuse_arguments,
 )
-from .gdn_external import differentiable_chunk, is_for_library, is_served, libraries
+from .gdn_external import differentiable_chunk, is_for_library, is_served, refusing
 from .gdn_library import DeltaRuleOperator
 from .launchers import LauncherCache
 from .library import is_traced
@@ -277,7 +277,7 @@ def _launch(
     lookups = _lookups(problem, device)
     spec = device_spec(device, _FUNCTION)
     if not is_served(lookups[-1], problem, spec, inputs, outputs):
-        lookups = _lookups(problem, device, libraries(problem.op))
+        lookups = _lookups(problem, device, refusing(problem, inputs, outputs))
     result = lookups[-1]
     built_for = _capacity(problem)
     key = (result.config, built_for, device.index)

@@ -1,7 +1,8 @@
 """Other people's kernels behind the functions of gated delta net: when they may serve a call.
 
 A look-up may give a library's template. It serves where it takes the problem and the tensors; else
-the look-up is made again without libraries. Calls that autograd records go to a library's own
+the look-up is made again without libraries. A template of ours that does not take the tensors is
+left out likewise. Calls that autograd records go to a library's own
 function where ``use_external`` allows it.
 """
 
@@ -21,7 +22,7 @@ from ..kernels.gdn_chunk_fwd.external_template import GdnChunkExternal
 from ..kernels.registry import operation, template
 from ..tuner.dispatch import LookupResult
 
-__all__ = ["differentiable_chunk", "is_for_library", "is_served", "libraries"]
+__all__ = ["differentiable_chunk", "is_for_library", "is_served", "refusing"]
 
 
 @cache
@@ -34,15 +35,23 @@ def libraries(op: str) -> frozenset[str]:
 def is_served(
     result: LookupResult, problem: Problem, spec: DeviceSpec, inputs: Any, outputs: Any
 ) -> bool:
-    """Whether the template that was found takes the problem and the tensors; ours always do."""
+    """Whether the template that was found takes the problem, as ours always do, and the tensors."""
     chosen = template(result.op, result.template)
-    if not chosen.is_external:
-        return True
-    # Found for the usual kind of the problem, or for a neighbour of it.
-    return (
-        chosen.supports(problem, spec) is None
-        and chosen.supports_tensors(problem, inputs, outputs) is None
-    )
+    # A library's was found for the usual kind of the problem, or for a neighbour of it.
+    if chosen.is_external and chosen.supports(problem, spec) is not None:
+        return False
+    return chosen.supports_tensors(problem, inputs, outputs) is None
+
+
+def refusing(problem: Problem, inputs: Any, outputs: Any) -> frozenset[str]:
+    """The libraries, and the templates of ours that do not take the tensors."""
+    left_out = libraries(problem.op)
+    names = (name for name in operation(problem.op).template_names if name not in left_out)
+    return left_out | {
+        name
+        for name in names
+        if template(problem.op, name).supports_tensors(problem, inputs, outputs) is not None
+    }
 
 
 def is_for_library(function: str, *tensors: torch.Tensor | None) -> bool:

@@ -60,7 +60,10 @@ class GdnChunkTileLang(KernelTemplate):
         if outputs is not None:
             tensors.append(("out", outputs.out))
         reasons = (misalignment(tensor, name) for name, tensor in tensors)
-        return next((reason for reason in reasons if reason is not None), None)
+        reason = next((reason for reason in reasons if reason is not None), None)
+        if reason is None and inputs.q.device.type != "cuda":
+            return f"q is on device {inputs.q.device}, and TileLang has no interpreter"
+        return reason
 
     def kernel_specs(self, problem: GdnChunkProblem, config: Config) -> tuple[KernelSpec, ...]:
         """One kernel for each part."""

@@ -282,6 +282,8 @@ def _unsupported_tensors(inputs: GdnDecodeInputs, outputs: GdnDecodeOutputs | No
     for name, state in (("state", inputs.state), ("the state to write", written)):
         if state is not None and state.data_ptr() % 16:
             return f"{name} starts {state.data_ptr() % 16} bytes after a multiple of 16"
+    if inputs.q.device.type != "cuda":
+        return f"q is on device {inputs.q.device}, and TileLang has no interpreter"
     return None
 
 
