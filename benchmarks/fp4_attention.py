@@ -25,8 +25,9 @@ from tilescout.kernels.device import DeviceSpec
 from tilescout.kernels.fp4_attention import Fp4AttentionFwdOutputs, Fp4AttentionFwdProblem
 from tilescout.kernels.fp4_attention.operands import quantize_operands
 from tilescout.kernels.fp4_attention.triton_template import FP4_TENSOR_CORES
-from tilescout.kernels.registry import template
+from tilescout.kernels.registry import module_of, template
 from tilescout.search_spaces.registry import joint_space
+from tilescout.tuner.compile_pool import CompilePool
 from tilescout.tuner.timers import Call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -119,7 +120,7 @@ def print_times(arguments: argparse.Namespace, device: DeviceSpec, products: str
 
 def print_errors(device: DeviceSpec, products: str, lengths: list[int]) -> None:
     """Cosine and relative error of each mode against exact attention, unit tensor scales."""
-    print(f"{'mode':>14} {'tokens':>7} {'cosine':>8} {'rel. L2':>8} {'norm':>6}")
+    print(f"{'mode':>14} {'tokens':>7} {'cosine':>8} {'rel. L2':>8} {'norm':>6}  template")
     for tokens in lengths:
         generator = torch.Generator().manual_seed(20260814)
         shape = (1, NUM_HEADS, tokens, HEAD_DIM)
@@ -131,21 +132,42 @@ def print_errors(device: DeviceSpec, products: str, lengths: list[int]) -> None:
                 for h in range(NUM_HEADS)
             ]
         )
-        for mode in MODES:
-            problem = problem_of(
-                mode, tokens, products=products, is_causal=False, out_dtype="float32"
-            )
+        problems = {
+            mode: problem_of(mode, tokens, products=products, is_causal=False, out_dtype="float32")
+            for mode in MODES
+        }
+        compile_defaults(list(problems.values()), device)
+        for mode, problem in problems.items():
             inputs = quantize_operands(
                 *(q, k, v), mode=problem.mode, sm_scale=HEAD_DIM**-0.5, tensor_scale="unit"
             ).inputs
-            config = joint_space(problem, device).default
-            out = torch.empty_like(q)
-            launcher = template(problem.op, config.template).build(problem, config, inputs)
-            launcher.launch(inputs, Fp4AttentionFwdOutputs(out, None))
-            got = out[0].double()
-            cosine = (got * exact).sum() / (got.norm() * exact.norm())
-            error, norm = (got - exact).norm() / exact.norm(), got.norm() / exact.norm()
-            print(f"{mode:>14} {tokens:>7} {cosine:>8.4f} {error:>8.4f} {norm:>6.3f}", flush=True)
+            for space in joint_space(problem, device).spaces:
+                out, lse = torch.empty_like(q), q.new_empty(q.shape[:3])
+                launcher = template(problem.op, space.template).build(
+                    problem, space.default, inputs
+                )
+                launcher.launch(inputs, Fp4AttentionFwdOutputs(out, lse))
+                figures = " ".join(errors(out[0].double(), exact))
+                print(f"{mode:>14} {tokens:>7} {figures}  {space.template}", flush=True)
+
+
+def compile_defaults(problems: list[Fp4AttentionFwdProblem], device: DeviceSpec) -> None:
+    """Compiles every template's default on all cores; launchers then find them on disk."""
+    with CompilePool() as pool:
+        jobs = [
+            pool.submit(p.op, module_of(p.op), s.template, p, s.default, device.arch)
+            for p in problems
+            for s in joint_space(p, device).spaces
+        ]
+        for job in jobs:
+            job.result()
+
+
+def errors(got: torch.Tensor, exact: torch.Tensor) -> tuple[str, str, str]:
+    """Cosine, relative error and ratio of norms, as columns."""
+    cosine = (got * exact).sum() / (got.norm() * exact.norm())
+    error, norm = (got - exact).norm() / exact.norm(), got.norm() / exact.norm()
+    return f"{cosine:>8.4f}", f"{error:>8.4f}", f"{norm:>6.3f}"
 
 
 def main() -> None:

@@ -22,9 +22,11 @@ from tilescout.tuner.catalog import gpu
 from tilescout.tuner.compile_pool import compile_config
 
 COLUMNS = (
-    *("SKU", "mode", "rows x keys", "warps", "stages", "variant", "products"),
+    *("SKU", "mode", "template", "rows x keys", "warps", "stages", "variant", "products"),
     *("registers", "spill bytes", "shared KiB", "tensor columns", "instructions", "in loop"),
 )
+VARIANTS = ("conversion", "dequantize", "load")
+"""The parameter of a template that is not its tile."""
 
 
 def row_of(problem: Fp4AttentionFwdProblem, config: Config, device: DeviceSpec) -> tuple[str, ...]:
@@ -33,19 +35,20 @@ def row_of(problem: Fp4AttentionFwdProblem, config: Config, device: DeviceSpec) 
     arguments = (problem.op, module, config.template, problem, config, device.arch)
     result = compile_config(*arguments)
     tile = f"{config['block_m']} x {config['block_n']}"
-    choice = config.get("conversion") or config.get("dequantize")
-    head = (
-        *(device.sku, problem.mode, tile, str(config["num_warps"]), str(config["num_stages"])),
-        str(choice),
-    )
+    variant = next(str(config[name]) for name in VARIANTS if name in config.as_dict())
+    head = (device.sku, problem.mode, config.template, tile)
+    stages = str(config["num_stages"])
     if not result.facts:
-        return (*head, f"{result.status}: {result.reason}", *[""] * 6)
+        failure = f"{result.status}: {result.reason}"
+        return (*head, "", stages, variant, failure, *[""] * 6)
     facts = result.facts[-1]
+    # Warps that load wait in loops behind the code and jump back over all of it.
+    in_loop = "" if variant == "tma_ws" else str(facts.loop_instructions)
     return (
-        *head,
+        *(*head, str(facts.threads_per_block // 32), stages, variant),
         ", ".join(sorted(declared_kinds(problem))),
         *(str(facts.registers), str(facts.spill_bytes), f"{facts.smem_bytes / 1024:.1f}"),
-        *(str(facts.tmem_columns), str(facts.num_instructions), str(facts.loop_instructions)),
+        *(str(facts.tmem_columns), str(facts.num_instructions), in_loop),
     )
 
 

@@ -99,7 +99,8 @@ def _lookup(
     outputs: Fp4AttentionFwdOutputs,
 ) -> LookupResult:
     """The config of the best template that serves these tensors."""
-    spec, refused = device_spec(inputs.device, function), {}
+    spec = device_spec(inputs.device, function)
+    refused: dict[str, str] = {}
     while True:
         try:
             result = current_snapshot().lookup(problem, spec, without=frozenset(refused))
