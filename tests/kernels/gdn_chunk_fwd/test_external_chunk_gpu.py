@@ -16,7 +16,13 @@ from tilescout.kernels.registry import template
 from tilescout.tuner.environment import current_device
 
 # Libraries tune and compile for minutes where their caches are empty.
-pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(900)]
+# Their imports warn of this and that.
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore"),
+]
 
 # One pair of head counts: FLA tunes itself anew for each.
 PROBLEM = GdnChunkProblem(3, 1100, 700, 2, 4, 128, 128, "bfloat16")

@@ -14,7 +14,13 @@ from tilescout.kernels.registry import template
 from tilescout.tuner.environment import current_device
 
 # FlashInfer's kernels compile for tens of seconds.
-pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(600)]
+# Their imports warn of this and that.
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore"),
+]
 
 PROBLEM = GdnDecodeProblem(5, 1, 16, 32, 128, 128, "bfloat16", state_layout="VK")
 LIBRARIES = {"fla": external.FLA, "flashinfer": external.FLASHINFER}
