@@ -14,9 +14,11 @@ from ..kernels.fp4_attention import (
     Fp4AttentionFwdProblem,
 )
 from ..kernels.registry import template
+from ..tuner import dispatch
 from ..tuner.dispatch import LookupResult, current_snapshot
 from .launchers import LauncherCache
 from .on_device import device_spec, dtype_name, on_device
+from .prepared_launches import LaunchedCall
 
 __all__ = ["PRODUCTS_ALLOWED", "launch", "resolve_products"]
 
@@ -24,6 +26,10 @@ PRODUCTS_ALLOWED = ("auto", "native", "emulated")
 _FP4_TENSOR_CORE_MAJORS = (10, 12)
 
 _launchers = LauncherCache()
+_UNIT_SCALES = frozenset(
+    ("inputs.v_scale", *(f"inputs.{name}.tensor_scale" for name in ("q", "k", "v")))
+)
+"""Ones, where a function takes no tensor scales."""
 
 
 def resolve_products(function: str, products: str, device: torch.device) -> str:
@@ -55,7 +61,7 @@ def launch(
     inputs: Fp4AttentionFwdInputs,
     outputs: Fp4AttentionFwdOutputs,
     **choices: str | bool,
-) -> None:
+) -> LaunchedCall:
     """Looks the config up and enqueues its kernels on the current stream.
 
     Args:
@@ -69,7 +75,7 @@ def launch(
         UnsupportedError: no template serves the problem on this GPU, or not these tensors.
         StoreError: a database cannot be read.
     """
-    out, device = outputs.out, inputs.device
+    out, device, generation = outputs.out, inputs.device, dispatch.generation
     batch, num_qo_heads, query_len, head_dim = out.shape
     problem = _problem(
         batch=batch,
@@ -81,7 +87,8 @@ def launch(
         out_dtype=dtype_name(out.dtype),
         **choices,
     )
-    result = _lookup(function, problem, inputs, outputs)
+    lookups = _lookups(function, problem, inputs, outputs)
+    result = lookups[-1]
     key = (
         *(result.config, problem, device.index, outputs.lse is not None),
         *(out.stride(), out.data_ptr() % 16),
@@ -90,16 +97,18 @@ def launch(
         owned = _launchers.get(key, device, lambda: _build(result, problem, inputs))
         with owned.lock:
             owned.launcher.launch(inputs, outputs)
+    return LaunchedCall(inputs, outputs, owned, lookups, generation, _UNIT_SCALES)
 
 
-def _lookup(
+def _lookups(
     function: str,
     problem: Fp4AttentionFwdProblem,
     inputs: Fp4AttentionFwdInputs,
     outputs: Fp4AttentionFwdOutputs,
-) -> LookupResult:
-    """The config of the best template that serves these tensors."""
+) -> tuple[LookupResult, ...]:
+    """The last one is that of the best template that serves these tensors."""
     spec = device_spec(inputs.device, function)
+    made: list[LookupResult] = []
     refused: dict[str, str] = {}
     while True:
         try:
@@ -109,9 +118,10 @@ def _lookup(
                 raise
             reasons = "; ".join(f"template {name!r}: {why}" for name, why in refused.items())
             raise UnsupportedError(f"{function} with {reasons}") from error
+        made.append(result)
         reason = template(problem.op, result.template).supports_tensors(problem, inputs, outputs)
         if reason is None:
-            return result
+            return tuple(made)
         refused[result.template] = reason
 
 

@@ -13,10 +13,21 @@ from .checks import wrong
 from .fp4_checks import check_operand, check_qkv, checked_out, checked_sm_scale, last_contiguous
 from .fp4_launch import launch, resolve_products
 from .on_device import on_device
+from .prepared import PreparedCalls
+from .prepared_launches import Role
 
 __all__ = ["nvfp4_attention_sm120_fwd", "nvfp4_attention_sm120_quantize_qkv"]
 
 _QUANTIZE, _FORWARD = "nvfp4_attention_sm120_quantize_qkv", "nvfp4_attention_sm120_fwd"
+_calls = PreparedCalls(
+    [
+        *(Role((f"inputs.{name}.codes",)) for name in ("q", "k", "v")),
+        *(Role((f"inputs.{name}.scales",)) for name in ("q", "k", "v")),
+        Role(("inputs.delta",)),
+        Role(("outputs.out",), is_output=True),
+        Role(("outputs.lse",), is_output=True),
+    ]
+)
 
 
 def nvfp4_attention_sm120_quantize_qkv(
@@ -94,6 +105,14 @@ def nvfp4_attention_sm120_fwd(  # noqa: PLR0917  (FlashInfer's signature)
         UnsupportedError: no template serves the problem on this GPU.
     """
     name = _FORWARD
+    tensors = (q_fp4, k_fp4, v_fp4_t, q_scale, k_scale, v_scale_t, qk_correction, out, lse)
+    choices = (
+        *(type(sm_scale), sm_scale, type(causal), causal),
+        *(type(per_block_mean), per_block_mean, out_dtype),
+    )
+    done = _calls.launch(tensors, choices)
+    if done is not None:
+        return done[0], done[1]
     if q_fp4.dim() != 4 or k_fp4.dim() != 4:
         raise wrong(name, "shape of q_fp4", tuple(q_fp4.shape), "[B, Hq, Sq, D / 2]")
     batch, heads, query_len, half = q_fp4.shape
@@ -124,11 +143,12 @@ def nvfp4_attention_sm120_fwd(  # noqa: PLR0917  (FlashInfer's signature)
         sm_scale=checked_sm_scale(name, out, sm_scale),
         delta=qk_correction,
     )
-    launch(
+    launched = launch(
         *(name, inputs, Fp4AttentionFwdOutputs(out, lse)),
         mode="nvfp4",
         products=products,
         is_causal=causal,
         q_mean="block" if per_block_mean else "sequence",
     )
+    _calls.keep(tensors, choices, launched)
     return out, lse

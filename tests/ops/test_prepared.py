@@ -62,7 +62,7 @@ def launches(
     monkeypatch.setattr(dispatch, "shipped_database_path", lambda: tmp_path / "shipped.db")
     dispatch.refresh()
     forget()
-    for module in ("decode_launch", "gdn", "gdn_chunk"):
+    for module in ("decode_launch", "gdn", "gdn_chunk", "fp4_launch"):
         # Scratch memory lies elsewhere when a launcher is built anew, so none may be dropped.
         found = LauncherCache(max_launchers=10_000)
         monkeypatch.setattr(import_module(f"tilescout.ops.{module}"), "_launchers", found)
@@ -371,7 +371,51 @@ def rule_calls(function: Callable[..., Any]) -> list[Call]:
     return [Call(name, function, {**first, **change}) for name, change in changes.items()]
 
 
+def fp4_calls() -> list[Call]:
+    """Calls of ``nvfp4_attention_sm120_fwd``."""
+    heads, tokens, dim = 2, 128, 64
+    e4m3 = torch.float8_e4m3fn
+
+    def codes(*shape: int) -> torch.Tensor:
+        return torch.zeros(1, heads, *shape, dtype=torch.uint8)
+
+    def scales(*shape: int) -> torch.Tensor:
+        return torch.zeros(1, heads, *shape).to(e4m3)
+
+    first = {
+        **{name: codes(tokens, dim // 2) for name in ("q_fp4", "k_fp4")},
+        "v_fp4_t": codes(dim, tokens // 2),
+        **{name: scales(tokens, dim // 16) for name in ("q_scale", "k_scale")},
+        "v_scale_t": scales(dim, tokens // 16),
+        "qk_correction": torch.zeros(1, heads, 1, tokens),
+        "out": torch.empty(1, heads, tokens, dim, dtype=torch.bfloat16),
+        "lse": torch.empty(1, heads, tokens),
+    }
+    changes: dict[str, dict[str, Any]] = {
+        "nothing": {},
+        "other tensors": {name: tensor.clone() for name, tensor in first.items()},
+        "causal": {"causal": True},
+        "causal=1": {"causal": 1},
+        "sm_scale": {"sm_scale": 0.5},
+        "sm_scale=1": {"sm_scale": 1},
+        "sm_scale=0": {"sm_scale": 0.0},
+        "means of the sequence": {"per_block_mean": False},
+        "out not given": {"out": None, "lse": None},
+        "out not given, fp16": {"out": None, "out_dtype": torch.float16},
+        "fp32": {"out": first["out"].float()},
+        "wide out": {"out": wider(first["out"])},
+        "out shifted": {"out": shifted(first["out"])},
+        "scales as bytes": {"q_scale": first["q_scale"].view(torch.uint8)},
+        "fewer heads": {"k_fp4": first["k_fp4"][:, :1]},
+        "k shifted": {"k_fp4": shifted(first["k_fp4"], 16)},
+        "k misaligned": {"k_fp4": shifted(first["k_fp4"])},
+    }
+    function = ops.fp4_attention.__globals__["nvfp4_attention_sm120_fwd"]
+    return [Call(name, function, {**first, **change}) for name, change in changes.items()]
+
+
 CALLS = {
+    "fp4": fp4_calls,
     "paged_decode": decode_calls,
     "mla_decode": mla_calls,
     "gdn_decode": step_calls,

@@ -15,6 +15,7 @@ from triton.compiler import CompiledKernel
 
 MADE_BY_CALLS = (
     *("k_scale", "v_scale", "gate", "beta", "a_log", "dt_bias", "state_in", "initial_state"),
+    *("q_tensor_scale", "k_tensor_scale", "v_tensor_scale"),
 )
 """Arguments of kernels that calls make or convert where they are not given as kernels read them."""
 
