@@ -52,7 +52,7 @@ def test_the_grid_is_the_workload_whose_winners_ship(suites) -> None:
 def test_every_cell_is_in_a_workload(suites) -> None:
     from tilescout.tuner.catalog import workload
 
-    names = ("paged_decode_grid", "paged_decode_suites")
+    names = ("paged_decode_grid", "paged_decode_suites", "paged_decode_nvfp4")
     tuned = {entry.problem for name in names for entry in workload(name).problems}
     for cells in suites.SUITES.values():
         assert {cell.problem for cell in cells} <= tuned
