@@ -21,6 +21,7 @@ from ..kernels.device import DeviceSpec
 from ..kernels.gdn_decode import GdnDecodeProblem
 from ..kernels.paged_decode import PagedDecodeProblem
 from ..kernels.paged_decode.inputs import Rope
+from ..kernels.paged_decode.problem import NVFP4, NVFP4_BLOCK
 from ..tuner.explain import LookupResult
 from ..tuner.precompile import PrecompiledKernel, precompile_workload
 from .gdn import gdn_decode
@@ -94,10 +95,10 @@ def _paged_decode_calls(
         device=device,
     )
     options = _decode_options(problem, device)
-    for table, cache, return_lse in product(
+    for table, (cache, scales), return_lse in product(
         _tables(problem, device), _caches(problem, device), (False, True)
     ):
-        arguments = {**table, **options, "return_lse": return_lse}
+        arguments = {**table, **options, **scales, "return_lse": return_lse}
         if problem.is_latent:
             arguments = {name: v for name, v in arguments.items() if name != "kv_layout"}
             sizes: dict[str, Any] = {"head_dim_v": problem.head_dim_v, "sm_scale": 1.0}
@@ -127,20 +128,37 @@ def _tables(
     )
 
 
-def _caches(problem: PagedDecodeProblem, device: torch.device) -> tuple[Any, ...]:
-    """A pool of one page with K and V side by side, and K and V apart; MLA has one kind."""
+def _caches(
+    problem: PagedDecodeProblem, device: torch.device
+) -> tuple[tuple[Any, dict[str, Any]], ...]:
+    """A pool of one page with K and V side by side, and K and V apart; MLA has one kind.
+
+    Each with what else describes it: the block scales of an NVFP4 cache.
+    """
+    if problem.kv_dtype == NVFP4:
+        codes = _pools(problem, problem.head_dim // 2, torch.uint8, device)
+        scales = _pools(problem, problem.head_dim // NVFP4_BLOCK, torch.float8_e4m3fn, device)
+        return tuple(
+            (cache, {"kv_block_scales": of_cache})
+            for cache, of_cache in zip(codes, scales, strict=True)
+        )
     dtype = getattr(torch, problem.kv_dtype)
     if problem.is_latent:
         shape = (1, problem.page_size, problem.head_dim)
-        return (torch.zeros(shape, dtype=dtype, device=device),)
+        return ((torch.zeros(shape, dtype=dtype, device=device), {}),)
+    return tuple((cache, {}) for cache in _pools(problem, problem.head_dim, dtype, device))
+
+
+def _pools(
+    problem: PagedDecodeProblem, width: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Any, Any]:
+    """One page with K and V side by side, and one of each, rows ``width`` wide."""
     inner = (problem.page_size, problem.num_kv_heads)
     if problem.kv_layout == "HND":
         inner = inner[::-1]
-    joined = torch.zeros((1, 2, *inner, problem.head_dim), dtype=dtype, device=device)
-    apart = tuple(
-        torch.zeros((1, *inner, problem.head_dim), dtype=dtype, device=device) for _ in range(2)
-    )
-    return (joined, apart)
+    joined = torch.zeros((1, 2, *inner, width), dtype=dtype, device=device)
+    apart = tuple(torch.zeros((1, *inner, width), dtype=dtype, device=device) for _ in range(2))
+    return joined, apart
 
 
 def _decode_options(problem: PagedDecodeProblem, device: torch.device) -> dict[str, Any]:

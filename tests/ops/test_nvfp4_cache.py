@@ -15,6 +15,7 @@ from tilescout.kernels.paged_decode import PagedDecodeOutputs
 from tilescout.kernels.paged_decode import reference as ref
 from tilescout.kernels.quantization.reference import quantize
 from tilescout.ops.flashinfer import BatchDecodeWithPagedKVCacheWrapper
+from tilescout.ops.warmup import _paged_decode_calls
 
 INTERPRETED = [
     pytest.mark.interpreter,
@@ -226,6 +227,15 @@ def test_what_was_appended_is_decoded(device: str) -> None:
         exact = torch.einsum("hgn,nhd->hgd", p, v[rows].float()).flatten(0, 1)
         error = (out[request].float() - exact).norm() / exact.norm()
         assert 0.01 < float(error) < 0.25
+
+
+@pytest.mark.parametrize("device", CPU)
+def test_a_warm_up_calls_for_such_a_cache(device: str) -> None:
+    calls = list(_paged_decode_calls(problem_of(kv_dtype="nvfp4"), torch.device(device)))
+    assert len(calls) == 8  # either table, one pool or two, with LSE and without
+    for one in calls[::3]:
+        result = one()
+        assert result is not None
 
 
 REFUSALS = {
