@@ -11,6 +11,9 @@ computes ours in plain torch. All but the last take turns, launches back to back
 the median counts. Rates count five products over the pairs that are seen. Parts of ours follow,
 then one training step (quantise, forward, backward) beside cuDNN's, and the cosine of our gradients
 with cuDNN's on the same bf16 q, k and v.
+
+``--binaries SKU ...`` prints what the seeds compile to instead and needs no GPU; the table of
+docs/fp4_attention.md is its output.
 """
 
 from __future__ import annotations
@@ -29,9 +32,11 @@ from tilescout.kernels.device import DeviceSpec
 from tilescout.kernels.fp4_attention.triton_template import FP4_TENSOR_CORES
 from tilescout.kernels.fp4_attention_bwd import Fp4AttentionBwdProblem
 from tilescout.kernels.fp4_attention_bwd import reference as ref
-from tilescout.kernels.registry import template
+from tilescout.kernels.registry import module_of, template
 from tilescout.ops import fp4_attention_training
 from tilescout.search_spaces.registry import joint_space
+from tilescout.tuner.catalog import gpu
+from tilescout.tuner.compile_pool import compile_config
 from tilescout.tuner.dispatch import lookup
 from tilescout.tuner.finals import time_rounds
 from tilescout.tuner.timers import Call, CudaTimer
@@ -172,6 +177,49 @@ def measure(
     }
 
 
+COLUMNS = (
+    *("SKU", "kernel", "rows x keys", "warps", "stages", "products", "registers", "spill bytes"),
+    *("shared KiB", "tensor columns", "instructions", "in loop"),
+)
+
+
+def print_binaries(skus: list[str]) -> None:
+    """A Markdown table: each tile of the seeds once, as a causal problem with 16 heads has it."""
+    print(f"| {' | '.join(COLUMNS)} |")
+    print(f"|{'---|' * len(COLUMNS)}")
+    for device in map(gpu, skus):
+        has_fp4 = device.compute_capability in FP4_TENSOR_CORES
+        products = "native" if has_fp4 else "emulated"
+        problem = Fp4AttentionBwdProblem(1, 16, 16, 8192, 8192, 128, products)
+        lines: dict[str, None] = {}
+        for config in joint_space(problem, device).valid_seeds():
+            lines |= dict.fromkeys(binary_lines(problem, config, device))
+        print("\n".join(lines), flush=True)
+
+
+def binary_lines(problem: Fp4AttentionBwdProblem, config: Config, device: DeviceSpec) -> list[str]:
+    """One line for each pass of a config."""
+    module, name = module_of(problem.op), config.template
+    result = compile_config(problem.op, module, name, problem, config, device.arch)
+    kinds = "fp8, nvfp4" if problem.products == "native" else "16-bit, fp8"
+    lines = []
+    for part in template(problem.op, name).parts(problem, config)[1:]:
+        block_m, block_n, warps, stages = (
+            config[f"{part.name}_{n}"] for n in ("block_m", "block_n", "num_warps", "num_stages")
+        )
+        head = (device.sku, part.name, f"{block_m} x {block_n}", warps, stages)
+        facts = next((f for f in result.facts if f.kernel == part.kernels[0]), None)
+        if facts is None:
+            lines.append(f"| {' | '.join(map(str, head))} | {result.status}: {result.reason} |")
+            continue
+        found = (
+            *(kinds, facts.registers, facts.spill_bytes, f"{facts.smem_bytes / 1024:.1f}"),
+            *(facts.tmem_columns, facts.num_instructions, facts.loop_instructions),
+        )
+        lines.append(f"| {' | '.join(map(str, (*head, *found)))} |")
+    return lines
+
+
 def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -182,7 +230,11 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="no causal mask")
     parser.add_argument("--db", action="append", help="database of winners; default: as dispatch")
     parser.add_argument("--json", type=Path, help="write everything here")
+    parser.add_argument("--binaries", nargs="+", metavar="SKU", help="print what seeds compile to")
     arguments = parser.parse_args()
+    if arguments.binaries:
+        print_binaries(arguments.binaries)
+        return
     device = require_gpu()
     has_fp4 = device.compute_capability in FP4_TENSOR_CORES
     problem = Fp4AttentionBwdProblem(

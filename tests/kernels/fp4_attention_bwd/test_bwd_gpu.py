@@ -52,6 +52,7 @@ def test_configs_match_the_reference_and_repeat(shape: dict) -> None:
 
 
 def test_configs_agree_closer_than_formats_do() -> None:
+    # dP is summed over the same dimensions in every tile: what differs is the order over tiles.
     problem = problem_of(query_len=512, kv_len=512, head_dim=128)
     inputs = ref.make_inputs(problem, device="cuda", seed=2)
     space = space_of(problem)
