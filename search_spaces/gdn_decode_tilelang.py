@@ -62,12 +62,11 @@ def _has_whole_tiles(problem: GdnDecodeProblem, config: Config) -> str | None:
 def _has_vectors(problem: GdnDecodeProblem, config: Config) -> str | None:
     """Rows of a thread are vectors; so are its columns where V comes last."""
     lanes, block_v = int(config["lanes"]), int(config["block_v"])
-    groups = int(config["threads"]) // lanes
     if problem.head_dim_k % (lanes * _VECTOR):
         return f"head_dim_k={problem.head_dim_k} gives {lanes} lanes no whole vectors of {_VECTOR}"
-    least = groups if problem.state_layout == "VK" else groups * _VECTOR
+    least = _least_columns(problem, int(config["threads"]), lanes)
     if block_v < least:
-        return f"block_v={block_v} is below {least}, the columns that {groups} groups take at once"
+        return f"block_v={block_v} is below {least}, the columns that a block takes at once"
     return None
 
 
@@ -119,9 +118,14 @@ def _fills_device(problem: GdnDecodeProblem, device: DeviceSpec, config: Config)
 def _direct(problem: GdnDecodeProblem, block_v: int, threads: int, lanes: int) -> Config:
     """A block for each tile, as hand-written kernels have it."""
     lanes = _lanes(problem, lanes)
-    least = threads // lanes * (1 if problem.state_layout == "VK" else _VECTOR)
+    least = _least_columns(problem, threads, lanes)
     values: dict[str, ParameterValue] = {"threads": threads, "lanes": lanes, "load": "direct"}
     return Config.of(_TEMPLATE, {**values, "block_v": max(block_v, least)})
+
+
+def _least_columns(problem: GdnDecodeProblem, threads: int, lanes: int) -> int:
+    """Columns that all groups of a block take at once; vectors of them where V comes last."""
+    return threads // lanes * (1 if problem.state_layout == "VK" else _VECTOR)
 
 
 def _lanes(problem: GdnDecodeProblem, lanes: int) -> int:
@@ -142,9 +146,11 @@ def _seeds(problem: GdnDecodeProblem) -> tuple[Config, ...]:
         {"load": "cp_async", "store": "tma", "block_v": 32, "block_tiles": 4, "num_stages": 4},
     )
     configs = [_direct(problem, *shape) for shape in direct]
+    lanes = _lanes(problem, 16)
     for stream in streams:
-        values = {**stream, "threads": 128, "lanes": _lanes(problem, 16)}
+        block_v = max(int(stream["block_v"]), _least_columns(problem, 128, lanes))
+        values = {**stream, "threads": 128, "lanes": lanes, "block_v": block_v}
         if stream["load"] == "tma":
             values["state_eviction"] = "evict_first"
         configs.append(Config.of(_TEMPLATE, values))
-    return tuple(configs)
+    return tuple(dict.fromkeys(configs))

@@ -1,7 +1,7 @@
 // What TileLang's generated CUDA takes from CUDA and from TileLang's templates, for the host, values
 // and all: the threads of a block are coroutines that take turns at barriers, shuffles and waits.
-// Asynchronous copies happen as late as they may: cp.async and TMA at the wait for them, stores by
-// TMA at the wait that frees their source. Shared memory starts as NaN.
+// What is asynchronous happens as late as it may: cp.async, TMA and products of warp groups at the
+// wait for them, stores by TMA at the wait that frees their source. Shared memory starts as NaN.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -227,7 +227,7 @@ struct Groups {
       for (auto &copy : committed.front()) copy();
   }
 };
-inline std::vector<Groups> loads, stores;
+inline std::vector<Groups> loads, stores, products;
 
 namespace tl {
 enum class CacheHintSm90 : uint64_t { EVICT_NORMAL, EVICT_FIRST, EVICT_LAST };
@@ -276,6 +276,106 @@ inline void fence_proxy_async() {}
 inline void prefetch_tma_descriptor(const CUtensorMap &) {}
 template <int> void warpgroup_reg_alloc() {}
 template <int> void warpgroup_reg_dealloc() {}
+inline void __sync_thread_partial(int id, int count) { meet(id, count); }
+
+// Matrix tiles. A thread has elements of row lane / 4 (and of that row + 8), in pairs of columns.
+enum class DataType { kBFloat16, kFloat16, kFloat32 };
+template <DataType type> float value_of(uint16_t bits) {
+  static_assert(type != DataType::kFloat32);
+  if (type == DataType::kBFloat16) return *reinterpret_cast<bfloat16_t *>(&bits);
+  return *reinterpret_cast<half_t *>(&bits);
+}
+template <int count, bool is_transposed, class T, class U> void load_matrices(T *row, U *to) {
+  struct Row { uint16_t values[8]; };
+  auto rows = all_of_warp(*reinterpret_cast<const Row *>(row));
+  uint16_t *target = reinterpret_cast<uint16_t *>(to);
+  const int lane = threadIdx.x % 32;
+  for (int m = 0; m < count; ++m)
+    for (int e = 0; e < 2; ++e)
+      target[2 * m + e] = is_transposed ? rows[8 * m + lane % 4 * 2 + e].values[lane / 4]
+                                        : rows[8 * m + lane / 4].values[lane % 4 * 2 + e];
+}
+template <class T, class U> void ptx_ldmatrix_x4(T *row, U *to) { load_matrices<4, false>(row, to); }
+template <class T, class U> void ptx_ldmatrix_x4_trans(T *row, U *to) {
+  load_matrices<4, true>(row, to);
+}
+template <class T, class U> void ptx_ldmatrix_x2(T *row, U *to) { load_matrices<2, false>(row, to); }
+template <class T, class U> void ptx_ldmatrix_x2_trans(T *row, U *to) {
+  load_matrices<2, true>(row, to);
+}
+
+struct Left { uint16_t values[8]; };
+// Adds to a thread's part of 16 x columns the product of the warp's 16 x 16 and `right(k, column)`.
+template <DataType type, class Right>
+void accumulate(float *sums, const void *left, int columns, Right right) {
+  auto all = all_of_warp(*static_cast<const Left *>(left));
+  const int lane = threadIdx.x % 32;
+  float rows[2][16];
+  for (int half = 0; half < 2; ++half)
+    for (int k = 0; k < 16; ++k)
+      rows[half][k] = value_of<type>(
+          all[lane / 4 * 4 + k % 8 / 2].values[2 * half + k / 8 * 4 + k % 2]);
+  for (int n = 0; n < columns / 8; ++n)
+    for (int e = 0; e < 2; ++e) {
+      float values[16];
+      for (int k = 0; k < 16; ++k) values[k] = right(k, 8 * n + lane % 4 * 2 + e);
+      for (int half = 0; half < 2; ++half) {
+        double sum = sums[4 * n + 2 * half + e];
+        for (int k = 0; k < 16; ++k) sum += double(rows[half][k]) * values[k];
+        sums[4 * n + 2 * half + e] = sum;
+      }
+    }
+}
+template <DataType type, DataType, DataType, int, int columns, int, bool, bool>
+void mma_sync(float *sums, const unsigned *left, const unsigned *right) {
+  struct Right { uint16_t values[4]; };
+  auto all = all_of_warp(*reinterpret_cast<const Right *>(right));
+  accumulate<type>(sums, left, columns, [&](int k, int column) {
+    return value_of<type>(all[column * 4 + k % 8 / 2].values[k / 8 * 2 + k % 2]);
+  });
+}
+
+// Where a right operand lies in shared memory: the fields of a descriptor, in bytes.
+struct GmmaDescriptor {
+  char *start;
+  int leading, stride, span;
+  GmmaDescriptor operator+(int64_t units) const {
+    return {start + 16 * units, leading, stride, span};
+  }
+  char *at(bool is_column_major, int k, int column) const {
+    const int width = span / 2;
+    char *place = start;
+    if (is_column_major)
+      place += column / width * leading + k / 8 * stride + k % 8 * span + column % width * 2;
+    else
+      place += column / 8 * stride + column % 8 * span + k * 2;
+    uintptr_t bits = reinterpret_cast<uintptr_t>(place);
+    return reinterpret_cast<char *>(bits ^ ((bits >> 7) & (span / 16 - 1)) << 4);
+  }
+};
+template <int layout, int leading, int stride, class T>
+void initialize_wgmma_descriptor(GmmaDescriptor &descriptor, T *start) {
+  descriptor = {reinterpret_cast<char *>(start), 16 * leading, 16 * stride, 256 >> layout};
+}
+template <class T> void increase_descriptor_offset(GmmaDescriptor &descriptor, T bytes) {
+  descriptor.start += bytes;
+}
+#define uint64_t(descriptor) (descriptor)
+template <DataType type, DataType, DataType, int, int columns, int, bool, bool is_column_major, int,
+          int>
+void wgmma_rs(const uint32_t *left, GmmaDescriptor right, uint32_t *sums, int keeps) {
+  products[current].open.push_back([=] {
+    float *target = reinterpret_cast<float *>(sums);
+    if (!keeps) std::fill(target, target + columns / 2, 0.0f);
+    accumulate<type>(target, left, columns, [&](int k, int column) {
+      return value_of<type>(*reinterpret_cast<uint16_t *>(right.at(is_column_major, k, column)));
+    });
+  });
+}
+inline void warpgroup_arrive() {}
+inline void warpgroup_commit_batch() { products[current].commit(); }
+template <class T> void warpgroup_fence_operand(T *, int) {}
+template <int left> void wait_wgmma() { products[current].wait(left); }
 } // namespace tl
 
 inline std::function<void()> body;
@@ -296,6 +396,7 @@ inline void run_block(int threads, size_t shared_bytes, bool is_reversed) {
   contexts.assign(threads, ucontext_t());
   loads.assign(threads, Groups());
   stores.assign(threads, Groups());
+  products.assign(threads, Groups());
   exchanged.assign(threads, {});
   meetings.clear();
   barriers.clear();
