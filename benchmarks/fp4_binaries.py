@@ -42,8 +42,8 @@ def row_of(problem: Fp4AttentionFwdProblem, config: Config, device: DeviceSpec) 
         failure = f"{result.status}: {result.reason}"
         return (*head, "", stages, variant, failure, *[""] * 6)
     facts = result.facts[-1]
-    # Warps that load wait in loops behind the code and jump back over all of it.
-    in_loop = "" if variant == "tma_ws" else str(facts.loop_instructions)
+    # TileLang's waits are loops behind the code, which jump back over all of it.
+    in_loop = "" if "load" in config.as_dict() else str(facts.loop_instructions)
     return (
         *(*head, str(facts.threads_per_block // 32), stages, variant),
         ", ".join(sorted(declared_kinds(problem))),
