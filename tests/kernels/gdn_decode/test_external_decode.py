@@ -8,6 +8,7 @@ from dataclasses import replace
 import fake_libraries
 import pytest
 import torch
+from tilescout.kernels import external
 from tilescout.kernels.base import Config
 from tilescout.kernels.gdn_decode import GdnDecodeOutputs, GdnDecodeProblem
 from tilescout.kernels.gdn_decode import reference as ref
@@ -88,6 +89,19 @@ def test_fla_serves_steps_layouts_and_state_dtypes(monkeypatch, changes) -> None
     inputs = replace(ref.make_inputs(problem, device="cpu", seed=3), slots=None)
     outputs = launched("fla", problem, inputs)
     comparison = ref.compare(problem, inputs, outputs)
+    assert comparison.is_ok, comparison.reason
+
+
+@pytest.mark.interpreter
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="set TRITON_INTERPRET=1")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layout", ["KV", "VK"])
+def test_fla_itself_in_the_interpreter(layout) -> None:
+    if external.FLA.missing is not None:
+        pytest.skip(external.FLA.missing)
+    problem = GdnDecodeProblem(3, 1, 1, 2, 64, 64, "float32", state_layout=layout)
+    inputs = ref.make_validation_inputs(problem, device="cpu", seed=6)
+    comparison = ref.compare(problem, inputs, launched("fla", problem, inputs))
     assert comparison.is_ok, comparison.reason
 
 
