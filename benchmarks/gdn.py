@@ -117,15 +117,32 @@ def time_label(label: str, device: DeviceSpec, arguments: argparse.Namespace) ->
     return {"row": label, **row}
 
 
+def ratios_of(us: dict[str, float]) -> dict[str, float | None]:
+    """Times of libraries over ours, above 1 where ours is faster; None where one is missing."""
+    pairs = {
+        "fla/ours": (("fla",), OURS),
+        "fla,qla/ours": (("fla", "flash_qla"), OURS),
+        "best/ours": (FASTEST, OURS),
+        "best/dispatch": (FASTEST, DISPATCH),
+    }
+    found: dict[str, float | None] = {}
+    for name, (theirs, mine) in pairs.items():
+        best = best_of(us, theirs)
+        found[name] = best / us[mine] if best is not None and mine in us else None
+    return found
+
+
 def print_row(row: dict[str, Any], columns: Sequence[str]) -> None:
     """Times and ratios; below them who is missing and why."""
     us = row["us"]
     figures = " ".join(f"{us[c]:>11.2f}" if c in us else f"{'-':>11}" for c in columns)
-    best, ours = best_of(us, FASTEST), us.get(OURS)
-    ratio = f"{best / ours:>9.2f}" if best and ours else f"{'-':>9}"
+    ratios = " ".join(
+        f"{'-':>{len(name)}}" if ratio is None else f"{ratio:>{len(name)}.2f}"
+        for name, ratio in ratios_of(us).items()
+    )
     config = " ".join(f"{k}={v}" for k, v in row["config"].items())
     used = f"{row.get('template', '')} {config} (dispatch: {row.get('dispatch_template', '-')})"
-    print(f"{row['row']:>14} {figures} {ratio}  {used}", flush=True)
+    print(f"{row['row']:>14} {figures} {ratios}  {used}", flush=True)
     for name, reason in row["left_out"].items():
         print(f"{'':>14}   {name} is missing: {reason}", flush=True)
 
@@ -201,7 +218,7 @@ def main() -> None:
         raise SystemExit(1 if fill_cache(arguments) else 0)
     columns = [OURS, DEFAULT, DISPATCH, *DECODE_LIBRARIES, *CHUNK_LIBRARIES]
     columns = list(dict.fromkeys(columns))
-    print(f"{'row':>14}", *(f"{name:>11}" for name in columns), "best/ours  ours")
+    print(f"{'row':>14}", *(f"{name:>11}" for name in columns), *ratios_of({}), " ours")
     rows = []
     for label in labels(arguments):
         rows.append(time_label(label, device, arguments))
