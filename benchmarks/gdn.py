@@ -135,7 +135,7 @@ def ratios_of(us: dict[str, float]) -> dict[str, float | None]:
 def print_row(row: dict[str, Any], columns: Sequence[str]) -> None:
     """Times and ratios; below them who is missing and why."""
     us = row["us"]
-    figures = " ".join(f"{us[c]:>11.2f}" if c in us else f"{'-':>11}" for c in columns)
+    figures = " ".join(f"{us[c]:>13.2f}" if c in us else f"{'-':>13}" for c in columns)
     ratios = " ".join(
         f"{'-':>{len(name)}}" if ratio is None else f"{ratio:>{len(name)}.2f}"
         for name, ratio in ratios_of(us).items()
@@ -218,7 +218,7 @@ def main() -> None:
         raise SystemExit(1 if fill_cache(arguments) else 0)
     columns = [OURS, DEFAULT, DISPATCH, *DECODE_LIBRARIES, *CHUNK_LIBRARIES]
     columns = list(dict.fromkeys(columns))
-    print(f"{'row':>14}", *(f"{name:>11}" for name in columns), *ratios_of({}), " ours")
+    print(f"{'row':>14}", *(f"{name:>13}" for name in columns), *ratios_of({}), " ours")
     rows = []
     for label in labels(arguments):
         rows.append(time_label(label, device, arguments))
