@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -16,6 +16,7 @@ from ..errors import UsageError
 from ..kernels.attention_states.launcher import AttentionStates, MergeLauncher
 from .checks import check_shape, check_tensor, refuse_grad, wrong
 from .launchers import LauncherCache
+from .library import define_operator, is_traced
 from .on_device import device_spec, on_device
 from .overlap import check_written_once, is_in_place_of, shares_memory
 
@@ -57,6 +58,9 @@ def merge_state(
             mode, lies on the CPU, or a result lies across states.
     """
     name = "merge_state"
+    if is_traced(out_a, lse_a, out_b, lse_b):
+        refuse_grad(name, out_a, lse_a, out_b, lse_b, out, lse)
+        return _traced(_MERGE_TWO, (out_a, lse_a, out_b, lse_b), lse_base, out, lse)
     _check_states(name, ("out_a", out_a), ("lse_a", lse_a), "[tokens, heads, head_dim]")
     _check_like(name, "out_b", out_b, out_a.shape, out_a)
     _check_values(name, "out_b", out_b)
@@ -92,6 +96,9 @@ def merge_states(
         UsageError: as for ``merge_state``.
     """
     name = "merge_states"
+    if is_traced(outs, lses):
+        refuse_grad(name, outs, lses, out, lse)
+        return _traced(_MERGE_ALL, (outs, lses), lse_base, out, lse)
     axes = "[tokens, num_states, heads, head_dim]"
     _check_states(name, ("outs", outs), ("lses", lses), axes)
     refuse_grad(name, outs, lses)
@@ -185,3 +192,48 @@ def _checked_base(name: str, lse_base: str) -> Literal["2", "e"]:
     if lse_base == "e":
         return "e"
     raise UsageError(f"lse_base={lse_base!r} of {name} must be '2' or 'e', as the LSEs were made")
+
+
+def _traced(
+    operators: tuple[Any, Any],
+    states: tuple[torch.Tensor, ...],
+    lse_base: str,
+    out: torch.Tensor | None,
+    lse: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The operator that allocates, or the one that writes where either output is given."""
+    new, into = operators
+    if out is None and lse is None:
+        made: tuple[torch.Tensor, torch.Tensor] = new(*states, lse_base=lse_base)
+        return made
+    spare_out, spare_lse = _fake_merge(*states)
+    out = spare_out if out is None else out
+    lse = spare_lse if lse is None else lse
+    into(*states, lse_base=lse_base, out=out, lse=lse)
+    return out, lse
+
+
+def _fake_merge(*states: torch.Tensor, lse_base: str = "2") -> tuple[torch.Tensor, torch.Tensor]:
+    del lse_base
+    values, exponents = states[:2]
+    shape = (values.shape[0], *values.shape[-2:])
+    return values.new_empty(shape), exponents.new_empty(shape[:2])
+
+
+def _operators(function: Any, parameters: str) -> tuple[Any, Any]:
+    """``tilescout::NAME``, which allocates its outputs, and ``tilescout::NAME_out``."""
+    name = function.__name__
+
+    def run_into(*states: torch.Tensor, **options: Any) -> None:
+        function(*states, **options)
+
+    base = f"{parameters}, *, str lse_base='2'"
+    outputs = "Tensor(a!) out, Tensor(b!) lse"
+    return (
+        define_operator(f"{name}({base}) -> (Tensor, Tensor)", function, _fake_merge),
+        define_operator(f"{name}_out({base}, {outputs}) -> ()", run_into, lambda *_, **__: None),
+    )
+
+
+_MERGE_TWO = _operators(merge_state, "Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b")
+_MERGE_ALL = _operators(merge_states, "Tensor outs, Tensor lses")

@@ -15,9 +15,12 @@ from ..errors import UnsupportedError, UsageError
 from ..kernels.fp4_attention import Fp4AttentionFwdOutputs
 from ..kernels.fp4_attention.operands import Operands, TensorScale, quantize_operands
 from ..kernels.fp4_attention.problem import MODES
+from .checks import refuse_grad
 from .fp4_checks import check_qkv, check_word, checked_sm_scale, last_contiguous, swapped
 from .fp4_launch import launch, resolve_products
+from .fp4_library import AttentionOperator
 from .fp4_nvfp4_pair import nvfp4_attention_sm120_fwd, nvfp4_attention_sm120_quantize_qkv
+from .library import is_traced
 from .on_device import on_device
 
 __all__ = [
@@ -124,6 +127,24 @@ def fp4_attention(
         check_word(_OURS, "smooth", name, _SMOOTH)
     if mode == "emulate" and products == "native":
         raise UsageError(f"mode='emulate' of {_OURS} has no native products: leave products out")
+    if is_traced(q, k, v):
+        refuse_grad(_OURS, q, k, v)
+        return _operator(
+            q=q,
+            k=k,
+            v=v,
+            is_causal=is_causal,
+            sm_scale=sm_scale,
+            layout=layout,
+            mode=mode,
+            products=products,
+            smooth=smooth,
+            per_block_mean=per_block_mean,
+            tensor_scale=tensor_scale,
+            p_scale=p_scale,
+            p_map=p_map,
+            return_lse=return_lse,
+        )
     if layout == "NHD":
         q, k, v = (swapped(_OURS, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     check_qkv(_OURS, q, k, v)
@@ -210,3 +231,6 @@ def _with_k_mean(
     batch, kv_heads, _, head_dim = operands.k_mean.shape
     grouped = q.float().reshape(batch, kv_heads, -1, head_dim)
     return lse + sm_scale * (grouped @ operands.k_mean.mT).view(lse.shape)
+
+
+_operator = AttentionOperator(fp4_attention)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from ..kernels.fp4_attention import Fp4AttentionFwdInputs, Fp4AttentionFwdOutputs
 from ..kernels.fp4_attention.operands import quantize_operands
 from ..kernels.fp4_attention.problem import KEY_PADDING, Q_BLOCK_ROWS
 from ..kernels.quantization.block_tensor import BlockTensor, unit_tensor_scale
 from ..kernels.quantization.formats import NVFP4
-from .checks import wrong
+from .checks import refuse_grad, wrong
 from .fp4_checks import check_operand, check_qkv, checked_out, checked_sm_scale, last_contiguous
 from .fp4_launch import launch, resolve_products
+from .fp4_library import ForwardOperator, QuantizeOperator
+from .library import is_traced
 from .on_device import on_device
 from .prepared import PreparedCalls
 from .prepared_launches import Role
@@ -48,6 +51,9 @@ def nvfp4_attention_sm120_quantize_qkv(
     Raises:
         UsageError: As for ``fp4_attention``.
     """
+    if is_traced(q, k, v):
+        refuse_grad(_QUANTIZE, q, k, v)
+        return _quantize(q, k, v, per_block_mean=per_block_mean)
     check_qkv(_QUANTIZE, q, k, v)
     resolve_products(_QUANTIZE, "auto", q.device)
     with on_device(q.device):
@@ -105,14 +111,26 @@ def nvfp4_attention_sm120_fwd(  # noqa: PLR0917  (FlashInfer's signature)
         UnsupportedError: no template serves the problem on this GPU.
     """
     name = _FORWARD
-    tensors = (q_fp4, k_fp4, v_fp4_t, q_scale, k_scale, v_scale_t, qk_correction, out, lse)
-    choices = (
-        *(type(sm_scale), sm_scale, type(causal), causal),
-        *(type(per_block_mean), per_block_mean, out_dtype),
-    )
-    done = _calls.launch(tensors, choices)
-    if done is not None:
-        return done[0], done[1]
+    operands = (q_fp4, k_fp4, v_fp4_t, q_scale, k_scale, v_scale_t, qk_correction)
+    if not is_dynamo_compiling():
+        tensors = (*operands, out, lse)
+        choices = (
+            *(type(sm_scale), sm_scale, type(causal), causal),
+            *(type(per_block_mean), per_block_mean, out_dtype),
+        )
+        done = _calls.launch(tensors, choices)
+        if done is not None:
+            return done[0], done[1]
+    if is_traced(*operands):
+        return _forward(
+            *operands,
+            sm_scale=sm_scale,
+            causal=causal,
+            per_block_mean=per_block_mean,
+            out=out,
+            lse=lse,
+            out_dtype=out_dtype,
+        )
     if q_fp4.dim() != 4 or k_fp4.dim() != 4:
         raise wrong(name, "shape of q_fp4", tuple(q_fp4.shape), "[B, Hq, Sq, D / 2]")
     batch, heads, query_len, half = q_fp4.shape
@@ -152,3 +170,7 @@ def nvfp4_attention_sm120_fwd(  # noqa: PLR0917  (FlashInfer's signature)
     )
     _calls.keep(tensors, choices, launched)
     return out, lse
+
+
+_quantize = QuantizeOperator(nvfp4_attention_sm120_quantize_qkv)
+_forward = ForwardOperator(nvfp4_attention_sm120_fwd)

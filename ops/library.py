@@ -63,6 +63,7 @@ class TracedFunction:
         *,
         lists: Sequence[str],
         scales: Sequence[str],
+        name: str | None = None,
     ) -> None:
         """Registers both.
 
@@ -72,6 +73,7 @@ class TracedFunction:
             allocate: Outputs for arguments as the schema has them: ``(out, lse)``.
             lists: Arguments that are a tensor or a sequence of tensors, or None.
             scales: Arguments that are a number or a tensor.
+            name: Of the operator; None: that of the function.
         """
         self._function = function
         self._allocate = allocate
@@ -79,7 +81,7 @@ class TracedFunction:
         self._respelt = frozenset(
             (*self._lists, *(name + _TENSOR_SUFFIX for name in self._scales), "rope")
         )
-        name = function.__name__
+        name = name or function.__name__
         new = f"{name}({parameters}, bool return_lse=False) -> (Tensor, Tensor)"
         into = f"{name}_out({parameters}, Tensor(a!) out, Tensor(b!)? lse=None) -> ()"
         self._new = define_operator(new, self._run_new, self._fake_new)

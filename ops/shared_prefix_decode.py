@@ -6,17 +6,20 @@ request over its own suffix; then the two states are merged by their LSEs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from ..kernels.paged_decode import PagedDecodeInputs, PagedDecodeOutputs
 from .attention_states import merge_state
-from .checks import wrong
+from .checks import refuse_grad, wrong
 from .decode_inputs import checked_outputs, checked_query, inputs_of
 from .decode_launch import launch, mixes_to_try
 from .decode_options import DecodeOptions, LseBase, Scale
 from .kv_cache import KvCache, kv_views
+from .library import TracedFunction, is_traced
 from .nvfp4_cache import block_scale_views, dtype_with_scales
 from .page_table import PageTable, check_table
 
@@ -88,6 +91,31 @@ def shared_prefix_decode(
         UnsupportedError: no template serves one of the two problems on this GPU.
         StoreError: a database cannot be read.
     """
+    if is_traced(q):
+        refuse_grad(_FUNCTION, q, sinks, out, lse)
+        for name, table in (("prefix", prefix), ("suffix", suffix)):
+            check_table(_FUNCTION, name, table)
+        return _traced(
+            q=q,
+            kv_cache=kv_cache,
+            **_spread("prefix", prefix),
+            **_spread("suffix", suffix),
+            kv_layout=kv_layout,
+            kv_dtype=kv_dtype,
+            kv_block_scales=kv_block_scales,
+            sm_scale=sm_scale,
+            q_scale=q_scale,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            is_causal=is_causal,
+            soft_cap=soft_cap,
+            sinks=sinks,
+            lengths=lengths,
+            out=out,
+            lse=lse,
+            return_lse=return_lse,
+            lse_base=lse_base,
+        )
     options = DecodeOptions(
         sm_scale=sm_scale,
         q_scale=q_scale,
@@ -144,3 +172,45 @@ def _check_tables(q: torch.Tensor, prefix: PageTable, suffix: PageTable) -> None
     if (groups == 0) != (batch == 0) or batch % max(1, groups):
         allowed = f"a divisor of the {batch} requests of suffix, at least 1"
         raise wrong(_FUNCTION, "number of groups in prefix", groups, allowed)
+
+
+_PARTS = ("indices", "indptr", "last_page_len", "seq_lens")
+
+
+def _spread(name: str, table: PageTable) -> dict[str, torch.Tensor | None]:
+    """A page table as arguments of the operator."""
+    return {f"{name}_{part}": getattr(table, part) for part in _PARTS}
+
+
+def _gathered(name: str, arguments: dict[str, Any]) -> PageTable:
+    """The page table of such arguments, which are taken out."""
+    return PageTable(**{part: arguments.pop(f"{name}_{part}", None) for part in _PARTS})
+
+
+def _with_tables_spread(q: torch.Tensor, kv_cache: KvCache, **arguments: Any) -> Any:
+    """``shared_prefix_decode`` for arguments as the operator has them."""
+    prefix, suffix = (_gathered(name, arguments) for name in ("prefix", "suffix"))
+    return shared_prefix_decode(q, kv_cache, prefix, suffix, **arguments)
+
+
+def _allocated(spelt: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs as ``checked_outputs`` makes them, for arguments of the operator."""
+    q = spelt["q"][0]
+    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
+
+
+_traced = TracedFunction(
+    _with_tables_spread,
+    "Tensor[] q, Tensor[] kv_cache, *, "
+    "Tensor prefix_indices, Tensor? prefix_indptr=None, Tensor? prefix_last_page_len=None, "
+    "Tensor? prefix_seq_lens=None, Tensor suffix_indices, Tensor? suffix_indptr=None, "
+    "Tensor? suffix_last_page_len=None, Tensor? suffix_seq_lens=None, "
+    "str kv_layout='NHD', str? kv_dtype=None, Tensor[]? kv_block_scales=None, "
+    "float? sm_scale=None, float q_scale=1.0, float k_scale=1.0, Tensor? k_scale_tensor=None, "
+    "float v_scale=1.0, Tensor? v_scale_tensor=None, bool is_causal=True, float? soft_cap=None, "
+    "Tensor? sinks=None, str? lengths=None, str lse_base='2'",
+    _allocated,
+    lists=("q", "kv_cache", "kv_block_scales"),
+    scales=("k_scale", "v_scale"),
+    name=_FUNCTION,
+)

@@ -31,6 +31,26 @@ def compiled(function, backend: str):
     return torch.compile(function, backend=backend, fullgraph=True)
 
 
+class AttentionBlock(torch.nn.Module):
+    """Norm, projection, decode attention over a cache, projection, residual."""
+
+    SIZE = 128
+
+    def __init__(self, inputs) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.heads = inputs.q.shape[1:]
+        self.norm = torch.nn.RMSNorm(self.SIZE)
+        self.query = torch.nn.Linear(self.SIZE, self.heads.numel(), bias=False)
+        self.output = torch.nn.Linear(self.heads.numel(), self.SIZE, bias=False)
+        self.cache = (inputs.k_cache, inputs.v_cache)
+        self.table = table_arguments(inputs)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        q = self.query(self.norm(hidden)).view(-1, *self.heads)
+        return hidden + self.output(ops.paged_decode(q, self.cache, **self.table).flatten(1))
+
+
 class OnADevice:
     device: str
 
@@ -85,6 +105,66 @@ class OnADevice:
 
         assert_right(inputs, compiled(block, "aot_eager")(inputs.q, rows), None)
 
+    def test_a_shared_prefix_is_one_graph(self) -> None:
+        inputs = inputs_of(device=self.device)
+        cache = (inputs.k_cache, inputs.v_cache)
+        suffix = ops.PageTable.csr(inputs.kv_indptr, inputs.kv_indices, inputs.kv_last_page_len)
+        prefix = ops.PageTable.csr(
+            inputs.kv_indptr[:2].clone(), inputs.kv_indices, inputs.kv_last_page_len[:1].clone()
+        )
+
+        def block(q, k, v):
+            out, lse = ops.shared_prefix_decode(q * 1.0, (k, v), prefix, suffix, return_lse=True)
+            return out * 1.0, lse
+
+        expected = ops.shared_prefix_decode(inputs.q, cache, prefix, suffix, return_lse=True)
+        found = compiled(block, "aot_eager")(inputs.q, *cache)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert torch.equal(ours, theirs)
+        into = torch.full_like(inputs.q, math.nan)
+        compiled(lambda q: ops.shared_prefix_decode(q, cache, prefix, suffix, out=into), "eager")(
+            inputs.q
+        )
+        assert torch.equal(into, expected[0])
+
+    def test_an_attention_block_is_one_graph(self) -> None:
+        inputs = inputs_of(device=self.device)
+        block = AttentionBlock(inputs).to(device=self.device, dtype=inputs.q.dtype)
+        hidden = torch.randn(inputs.batch, block.SIZE, dtype=inputs.q.dtype, device=self.device)
+        with torch.no_grad():
+            found, expected = compiled(block, "aot_eager")(hidden), block(hidden)
+        torch.testing.assert_close(found, expected)
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_states_are_merged_in_one_graph(self, backend: str) -> None:
+        generator = torch.Generator().manual_seed(0)
+        outs = torch.randn(6, 2, 4, 64, generator=generator).to(self.device)
+        lses = torch.randn(6, 2, 4, generator=generator).to(self.device)
+        expected = ops.merge_states(outs, lses)
+        pair = [outs[:, 0], lses[:, 0], outs[:, 1], lses[:, 1]]
+
+        def block(outs, lses):
+            out, lse = ops.merge_states(outs * 1.0, lses)
+            return out * 1.0, lse
+
+        def block_of_two(out, *pair):
+            ops.merge_state(*pair, out=out)
+            return out * 1.0
+
+        for ours, theirs in zip(compiled(block, backend)(outs, lses), expected, strict=True):
+            assert torch.equal(ours, theirs)
+        into = torch.full_like(expected[0], math.nan)
+        copy = compiled(block_of_two, backend)(into, *pair)
+        torch.testing.assert_close(into, expected[0])
+        assert torch.equal(copy, into)
+        for operator, arguments in (
+            (torch.ops.tilescout.merge_state.default, tuple(pair)),
+            (torch.ops.tilescout.merge_states.default, (outs, lses)),
+        ):
+            torch.library.opcheck(
+                operator, arguments, test_utils=("test_schema", "test_faketensor")
+            )
+
     def test_opcheck_finds_nothing(self) -> None:
         inputs = inputs_of(device=self.device)
         arguments = {"return_lse": True, "sm_scale": 0.125}
@@ -128,6 +208,27 @@ class TestOnGpu(OnADevice):
         for _ in range(4):
             out = run(inputs.q, inputs.k_cache, inputs.v_cache).clone()
         assert_right(inputs, out, None)
+
+    def test_an_attention_block_replays_as_a_cuda_graph(self) -> None:
+        inputs = inputs_of(device=self.device)
+        block = AttentionBlock(inputs).to(device=self.device, dtype=inputs.q.dtype)
+        torch._dynamo.reset()
+        counters = torch._dynamo.utils.counters["inductor"]
+        counters.clear()
+        run = torch.compile(block, fullgraph=True, mode="reduce-overhead")
+        with torch.no_grad():
+            for seed in range(6):
+                generator = torch.Generator(device=self.device).manual_seed(seed)
+                hidden = torch.randn(
+                    (inputs.batch, AttentionBlock.SIZE),
+                    dtype=inputs.q.dtype,
+                    device=self.device,
+                    generator=generator,
+                )
+                torch.compiler.cudagraph_mark_step_begin()
+                found, expected = run(hidden).clone(), block(hidden)
+                torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+        assert counters["cudagraph_skips"] == 0
 
 
 def test_fake_tensors_give_the_shapes_without_a_launch() -> None:
