@@ -15,10 +15,11 @@ from .problem import PagedDecodeProblem
 from .triton_specs import PagedDecodeTritonConfig, TensorTraits
 from .triton_specs import kernel_specs as specs_of_16_bits
 
-__all__ = ["DEQUANT_MODULE", "KERNEL", "Nvfp4Config", "kernel_specs"]
+__all__ = ["DEQUANT_MODULE", "KERNEL", "KERNEL_NAME", "Nvfp4Config", "kernel_specs"]
 
 KERNEL, DEQUANT_MODULE = "triton_kernel_nvfp4", "triton_kernel_nvfp4_dequant"
 """Modules of the device code."""
+KERNEL_NAME = "paged_decode_nvfp4_kernel"
 _MMA_KINDS = frozenset({"16-bit"})
 """Of every product: codes are dequantised, on every architecture."""
 _SCALE_STRIDES = tuple(
@@ -68,7 +69,7 @@ def _attention_spec(wide: TritonKernelSpec, config: Nvfp4Config) -> TritonKernel
     }
     return CheckedTritonKernelSpec(
         module=f"{__package__}.{KERNEL}",
-        name="paged_decode_nvfp4_kernel",
+        name=KERNEL_NAME,
         signature=signature,
         constexprs={**constexprs, "DEQUANT": config.dequant, "V_OPERAND": config.v_operand},
         aligned=wide.aligned,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..base import Config, LaunchEstimate
@@ -10,7 +11,13 @@ from ..source_hash import source_hash
 from ..triton_spec import TritonKernelSpec
 from .problem import NVFP4, PagedDecodeProblem
 from .triton_estimate import estimates
-from .triton_nvfp4_specs import DEQUANT_MODULE, KERNEL, Nvfp4Config, kernel_specs
+from .triton_nvfp4_specs import (
+    DEQUANT_MODULE,
+    KERNEL,
+    KERNEL_NAME,
+    Nvfp4Config,
+    kernel_specs,
+)
 from .triton_specs import TensorTraits
 from .triton_template import PagedDecodeTriton
 
@@ -88,7 +95,8 @@ class PagedDecodeNvfp4(PagedDecodeTriton):
         self, problem: PagedDecodeProblem, config: Config, device: DeviceSpec
     ) -> tuple[LaunchEstimate, ...]:
         """Loads of the attention launch and of the merge launch."""
-        return estimates(problem, Nvfp4Config.of(config), device)
+        attention, *merges = estimates(problem, Nvfp4Config.of(config), device)
+        return replace(attention, kernel=KERNEL_NAME), *merges
 
     def source_hash(self) -> str:
         """Hash of the device code, of how it is launched and of how kernels are specialised."""

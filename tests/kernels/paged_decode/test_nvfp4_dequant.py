@@ -107,6 +107,17 @@ def test_seeds_of_every_operand_compile_without_a_spill(sku: str) -> None:
         assert attention.mma_kind != "none", seed
 
 
+@pytest.mark.parametrize("split_rule", ["none", "count"])
+def test_estimates_are_of_the_kernels_that_are_launched(split_rule: str) -> None:
+    found, device = template("paged_decode", "triton_nvfp4"), gpu("h200")
+    seeds = nvfp4_space(NVFP4, device).valid_seeds()
+    seed = next(seed for seed in seeds if seed["split_rule"] == split_rule)
+    specs = [spec.name for spec in found.kernel_specs(NVFP4, seed)]
+    estimates = found.estimate(NVFP4, seed, device)
+    assert [estimate.kernel for estimate in estimates] == specs
+    assert estimates[0].bytes_moved >= NVFP4.bytes_moved
+
+
 def loop_instructions_per_value(config: Config) -> float:
     """Lane operations of one pass of the loop for each value of K and V."""
     (attention,) = compiled(NVFP4, config, "h200")
