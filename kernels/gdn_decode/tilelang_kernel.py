@@ -135,8 +135,8 @@ def decode_program(
 
     @T.macro
     def fetch(
-        Q, K, V, Gate, Beta, q_raw, k_raw, v_raw, gate_raw, beta_raw, token, head, v_tile, lane,
-        group,
+        Q, K, V, Gate, Beta, ALog, DtBias, q_raw, k_raw, v_raw, gate_raw, beta_raw, head_raw,
+        token, head, v_tile, lane, group,
     ):  # fmt: skip
         """What a token brings, into registers; whoever uses it waits for it."""
         load_vector(Q, q_raw, token, T.truncdiv(head, group_size), lane)
@@ -145,6 +145,9 @@ def decode_program(
             v_raw[c] = V[token, head, v_tile * block_v + column_of(c, group)]
         gate_raw[0] = Gate[token, head]
         beta_raw[0] = Beta[token, head]
+        if is_gate_fused:
+            head_raw[0] = ALog[head]
+            head_raw[1] = DtBias[head]
 
     @T.macro
     def load_tile(State, ring, ready, place, row, v_tile):
@@ -263,12 +266,12 @@ def decode_program(
             q_t[i] *= scale
 
     @T.macro
-    def gates(gate_raw, beta_raw, ALog, DtBias, gate, head):
+    def gates(gate_raw, beta_raw, head_raw, gate):
         """gate[0] = e^g, gate[1] = beta; softplus is linear above 20, as torch has it."""
         gate[0] = T.cast(gate_raw[0], accum)
         if is_gate_fused:
-            gate[0] += DtBias[head]
-            gate[0] = -T.exp(ALog[head]) * T.if_then_else(
+            gate[0] += head_raw[1]
+            gate[0] = -T.exp(head_raw[0]) * T.if_then_else(
                 gate[0] > 20.0, gate[0], T.log(1.0 + T.exp(T.min(gate[0], 20.0)))
             )
         gate[0] = T.exp(gate[0])
@@ -361,6 +364,7 @@ def decode_program(
             v_raw = T.alloc_local((columns,), dtype)
             gate_raw = T.alloc_local((1,), gate_dtype)
             beta_raw = T.alloc_local((1,), beta_dtype)
+            head_raw = T.alloc_local((2,), accum)
             q_t = T.alloc_local((rows,), accum)
             k_t = T.alloc_local((rows,), accum)
             v_t = T.alloc_local((columns,), accum)
@@ -404,7 +408,8 @@ def decode_program(
                         T.ptx_commit_group()
             if not is_varlen:
                 fetch(
-                    Q, K, V, Gate, Beta, q_raw, k_raw, v_raw, gate_raw, beta_raw,
+                    Q, K, V, Gate, Beta, ALog, DtBias, q_raw, k_raw, v_raw, gate_raw,
+                    beta_raw, head_raw,
                     T.truncdiv(first_item, num_v_heads * v_tiles) * num_steps, head_of(first_item),
                     T.truncmod(first_item, v_tiles), lane, group,
                 )  # fmt: skip
@@ -420,7 +425,8 @@ def decode_program(
                     num_here = T.cast(Bounds[sequence + 1], "int32") - first
                     if num_here > 0:
                         fetch(
-                            Q, K, V, Gate, Beta, q_raw, k_raw, v_raw, gate_raw, beta_raw,
+                            Q, K, V, Gate, Beta, ALog, DtBias, q_raw, k_raw, v_raw, gate_raw,
+                            beta_raw, head_raw,
                             first, head, v_tile, lane, group,
                         )  # fmt: skip
                 else:
@@ -457,17 +463,19 @@ def decode_program(
                             take(StateIn, state, slot * num_v_heads + head, v_tile, lane, group)
                 for n in T.serial(num_here):
                     unpack(q_raw, k_raw, q_t, k_t, sums, scale)
-                    gates(gate_raw, beta_raw, ALog, DtBias, gate_t, head)
+                    gates(gate_raw, beta_raw, head_raw, gate_t)
                     for c in T.unroll(columns):
                         v_t[c] = T.cast(v_raw[c], accum)
                     if n + 1 < num_here:
                         fetch(
-                            Q, K, V, Gate, Beta, q_raw, k_raw, v_raw, gate_raw, beta_raw,
+                            Q, K, V, Gate, Beta, ALog, DtBias, q_raw, k_raw, v_raw, gate_raw,
+                            beta_raw, head_raw,
                             first + n + 1, head, v_tile, lane, group,
                         )  # fmt: skip
                     elif not is_varlen and t + 1 < count:
                         fetch(
-                            Q, K, V, Gate, Beta, q_raw, k_raw, v_raw, gate_raw, beta_raw,
+                            Q, K, V, Gate, Beta, ALog, DtBias, q_raw, k_raw, v_raw, gate_raw,
+                            beta_raw, head_raw,
                             T.truncdiv(item + 1, num_v_heads * v_tiles) * num_steps,
                             head_of(item + 1), T.truncmod(item + 1, v_tiles), lane, group,
                         )  # fmt: skip
