@@ -227,7 +227,7 @@ def write_large(path: Path, spec: DeviceSpec) -> None:
         config=config,
         status=records.TrialStatus.OK,
         provenance=records.Provenance.MEASURED,
-        timing=records.Timing(*[10.0] * 5),
+        timing=records.Timing(10.0, 10.0, 10.0, 10.0, 10.0),
     )
     with Store.open(path) as store:
         study = store.study(key, seed=0)
