@@ -95,7 +95,7 @@ def import_published(
 
     Args:
         store: where to.
-        path: the table; ``docs/reports.md`` has its columns.
+        path: the table; ``docs/published.md`` has its columns.
         source: where the figures are from, as reports will say it.
         date: when they were published or measured.
         provenance: ``published`` for the figures of others, ``measured`` for runs of one's own.

@@ -41,6 +41,8 @@ def _cells(column: pd.Series) -> list[str]:
 
 
 def _cell(value: object) -> str:
+    if not isinstance(value, str):
+        return repr(value)
     text = io.StringIO()
     # A second cell, because one that is empty and alone in its row would be quoted.
     csv.writer(text, lineterminator="").writerow([value, ""])

@@ -82,7 +82,7 @@ def build_frames(
         **_evidence_frames(current),
         **_comparison_frames(current, order, baselines),
         **_library_frames(current, order, baselines),
-        **_search_frames(everything, {search.key.digest for search in current}),
+        **_search_frames(everything, {search.digest for search in current}),
     )
 
 
@@ -143,7 +143,7 @@ def _search_frames(
         "devices": frame_of(rows.DeviceRow, rows.device_rows(everything)),
         "searches": frame_of(
             search_rows.SearchRow,
-            (search_rows.search_row(s, is_shown=s.key.digest in shown_digests) for s in everything),
+            (search_rows.search_row(s, is_shown=s.digest in shown_digests) for s in everything),
         ),
         "progress": _frame(search_rows.ProgressRow, search_rows.progress_columns(everything)),
         "failures": frame_of(search_rows.FailureRow, search_rows.failure_rows(everything)),

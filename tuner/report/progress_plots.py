@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["overview_plots", "progress_plot"]
 
+MAX_WAYS = 200
+"""Searches in a plot of many; more would hide each other."""
 _BY_TRIAL = "trial (number, in the order they ended)"
 _BY_SECONDS = "time the GPU was held (s)"
 
@@ -66,7 +68,7 @@ def _plot_name(search: Search) -> str:
     values = slug([str(value) for value in key.problem.as_dict().values()])
     # Long or exotic problems stay apart by the digest of their study.
     parts = ["progress", key.problem.op, search.sku, key.provenance.value, values[:60]]
-    return f"{slug(parts)}-{key.digest[:8]}"
+    return f"{slug(parts)}-{search.digest[:8]}"
 
 
 def _draw_trials(axes: Axes, progress: pd.DataFrame) -> None:
@@ -154,11 +156,17 @@ def overview_plots(
             place = (search.key.problem.op, search.sku, search.key.provenance)
             grouped.setdefault(place, []).append(search)
     for (op, sku, provenance), group in grouped.items():
-        yield _overview_plot(op, sku, provenance, [(s, progress[s.key.digest]) for s in group])
+        every = -(-len(group) // MAX_WAYS)
+        drawn = [(search, progress[search.digest]) for search in group[::every]]
+        yield _overview_plot(op, sku, provenance, drawn, len(group))
 
 
 def _overview_plot(
-    op: str, sku: str, provenance: Provenance, group: Sequence[tuple[Search, pd.DataFrame]]
+    op: str,
+    sku: str,
+    provenance: Provenance,
+    group: Sequence[tuple[Search, pd.DataFrame]],
+    num_searches: int,
 ) -> Plot:
     from matplotlib.ticker import FuncFormatter, NullLocator
 
@@ -189,6 +197,7 @@ def _overview_plot(
             axes.set_title(literal(f"{op} on {sku}: {provenance.value}"), fontsize=10, loc="left")
     caption = (
         f"{op} on {sku}, {provenance.value}: the way of each of {len(group)} searches to its best"
+        + (f", of {num_searches} in all" if num_searches > len(group) else "")
     )
     return Plot(slug(["searches", op, sku, provenance.value]), caption, figure)
 

@@ -142,7 +142,7 @@ def search_row(search: Search, *, is_shown: bool) -> SearchRow:
         measure_s=sum(e.measure_s for e in evaluations),
         space_fingerprint=key.space_fingerprint,
         template_hashes=", ".join(f"{name} {source}" for name, source in key.template_hashes),
-        study_digest=key.digest,
+        study_digest=search.digest,
     )
 
 
@@ -168,7 +168,7 @@ def _progress(search: Search) -> dict[str, list[Any]]:
         **origin(search),
         "op": key.problem.op,
         "problem": str(key.problem),
-        "study_digest": key.digest,
+        "study_digest": search.digest,
     }
     return {
         **{name: [value] * len(trials) for name, value in alike.items()},

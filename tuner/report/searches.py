@@ -57,6 +57,11 @@ class Search:
         """What the study is about."""
         return self.study.key
 
+    @cached_property
+    def digest(self) -> str:
+        """Hex identity of the study."""
+        return self.key.digest
+
     @property
     def sku(self) -> str:
         """Short name of the device."""
@@ -182,9 +187,9 @@ def load_searches(stores: Sequence[Store], skus: Sequence[str] | None) -> tuple[
                 winners.get(study.study_id),
                 labels.get(problem, ""),
             )
-            known = found.get(study.key.digest)
+            known = found.get(search.digest)
             if known is None or _completeness(search) > _completeness(known):
-                found[study.key.digest] = search
+                found[search.digest] = search
     return tuple(sorted(found.values(), key=_order))
 
 

@@ -46,14 +46,13 @@ def common_fields(problems: Iterable[Problem]) -> dict[str, str]:
 
     Empty for fewer than two distinct problems: then nothing would be left to tell them by.
     """
-    distinct = list(dict.fromkeys(problems))
+    distinct = [problem.as_dict() for problem in dict.fromkeys(problems)]
     if len(distinct) < 2:
         return {}
-    first = distinct[0].as_dict()
     return {
         name: str(value)
-        for name, value in first.items()
-        if all(p.as_dict()[name] == value for p in distinct)
+        for name, value in distinct[0].items()
+        if all(values[name] == value for values in distinct)
     }
 
 

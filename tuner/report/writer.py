@@ -121,7 +121,7 @@ def _draw(collected: Collected, gallery: Gallery, num_plots: int) -> Pictures:
     by_problem: dict[str, list[Picture]] = {}
     drawn = list(_drawn(current, skus, num_plots))
     for search in drawn:
-        plot = progress_plot(search, progress[search.key.digest])
+        plot = progress_plot(search, progress[search.digest])
         by_problem.setdefault(problem_anchor(search), []).append(gallery.add(plot))
     num_left_out = sum(bool(search.trials) for search in current) - len(drawn)
     return Pictures(by_sku, by_problem, num_left_out, ratios, times)

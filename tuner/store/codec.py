@@ -273,15 +273,17 @@ def _nanoseconds(where: str, time_us: object) -> int:
 
 def decode_timing(row: Any) -> Timing | None:
     """The timing of a trial row, or None where it has none."""
-    if row.median_ns is None:
+    median_ns, num_samples = row.median_ns, row.num_samples
+    if median_ns is None:
         return None
-    spread = [row.p10_ns, row.p90_ns, row.ci_low_ns, row.ci_high_ns]
-    values = [row.median_ns, *(row.median_ns if v is None else v for v in spread)]
-    if not all(map(is_integer, values)) or not is_integer(row.num_samples):
-        raise UsageError(f"times {values} of {row.num_samples!r} samples must be integers")
-    median, p10, p90, low, high = (value / 1000 for value in values)
-    samples = decode_samples("samples", row.samples, row.num_samples)
-    return Timing(median, p10, p90, low, high, samples, row.num_samples)
+    spread = (row.p10_ns, row.p90_ns, row.ci_low_ns, row.ci_high_ns)
+    values = [median_ns, *[median_ns if value is None else value for value in spread]]
+    # A hundred thousand trials come this way: one comparison of types for all of a row.
+    if {int, *map(type, values), type(num_samples)} != {int}:
+        raise UsageError(f"times {values} of {num_samples!r} samples must be integers")
+    median, p10, p90, low, high = [value / 1000 for value in values]
+    samples = decode_samples("samples", row.samples, num_samples)
+    return Timing(median, p10, p90, low, high, samples, num_samples)
 
 
 def encode_seconds(where: str, seconds: float) -> int:
