@@ -104,11 +104,17 @@ def _default(problem: Fp4AttentionBwdProblem, device: DeviceSpec) -> Config:
 def _seeds(problem: Fp4AttentionBwdProblem, device: DeviceSpec) -> tuple[Config, ...]:
     """Both algorithms; wide tiles for one block on a multiprocessor, narrow ones for two."""
     if _has_tensor_memory(device):
-        wide = (64, 128, 8, 3)
-        apart = _config("apart", dk=wide, dv=wide, dq=(128, 64, 8, 3))
+        wide, deep = (64, 128, 8, 2), (64, 128, 8, 3)
         if problem.products == "native":
-            return _config("together", dkdv=wide, dq=(128, 128, 8, 2)), apart
-        return apart, _config("apart", dk=wide, dv=(32, 128, 8, 3), dq=(128, 32, 8, 3))
+            return (
+                _config("together", dkdv=deep, dq=(128, 128, 8, 2)),
+                _config("apart", dk=wide, dv=deep, dq=(128, 64, 8, 3)),
+            )
+        # Both gradients together spill, and so do three stages of dK.
+        return (
+            _config("apart", dk=wide, dv=deep, dq=(128, 64, 8, 3)),
+            _config("apart", dk=wide, dv=(32, 128, 8, 3), dq=(128, 32, 8, 3)),
+        )
     if device.arch >= 120:
         tile = (32, 64, 8, 2)
         return (
