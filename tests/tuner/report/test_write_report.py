@@ -338,6 +338,30 @@ def test_plots_beyond_the_room_of_the_page_are_linked(filled, tmp_path, monkeypa
     assert {f"plots/{path.name}" for path in paths.plots} <= set(page.links)
 
 
+def test_a_plot_of_many_searches_has_some_of_them_and_says_so(filled, tmp_path, monkeypatch):
+    from tilescout.tuner.report import progress_plots
+
+    monkeypatch.setattr(progress_plots, "MAX_WAYS", 1)
+    _, page = written([filled], tmp_path)
+    assert "h200, measured: the way of each of 1 searches to its best, of 2 in all" in page.text
+    assert "b200, predicted: the way of each of 1 searches to its best." in page.text
+
+
+def test_numbers_and_quoted_text_are_written_as_the_csv_module_does(tmp_path):
+    import io
+
+    import pandas as pd
+    from tilescout.tuner.report.csv_report import _cells
+
+    values = [0.1, 1e-7, None, 12345678.25, 1e22]
+    texts = ["plain", 'a "b", c', "", "two\nlines", None]
+    for column in (pd.Series(values, dtype="float64"), pd.Series(texts, dtype="object")):
+        plain = column.astype(object).where(column.notna(), None)
+        expected = io.StringIO()
+        csv.writer(expected, lineterminator=";").writerows([value, "."] for value in plain)
+        assert ";".join(f"{cell},." for cell in _cells(column)) + ";" == expected.getvalue()
+
+
 def test_many_trials_do_not_blow_up_a_plot(store, h200, monkeypatch):
     import pandas as pd
     from tilescout.tuner.report import drawing, progress_plots
