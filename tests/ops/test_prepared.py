@@ -561,6 +561,17 @@ def test_a_launcher_that_is_dropped_serves_no_longer(
     assert not is_prepared(calls["nothing"], launches)
 
 
+def test_a_prepared_call_keeps_no_tensor_alive(launches: Launches) -> None:
+    for make in (decode_calls, step_calls):
+        calls = make()
+        warm(calls[0], launches)
+        tensors = [x for x in calls[0].arguments.values() if isinstance(x, torch.Tensor)]
+        alive = weakref.WeakSet(tensors)
+        del calls, tensors
+        gc.collect()
+        assert not alive
+
+
 def test_the_number_of_prepared_calls_is_bounded(launches: Launches) -> None:
     calls = PreparedCalls(gdn._step_calls._roles, max_calls=3)
     assert len(calls) == 0
