@@ -27,6 +27,7 @@ struct Index3 { int x, y, z; };
 inline Index3 threadIdx, blockIdx;
 inline unsigned char *shared_memory;
 inline int num_threads;
+inline bool is_reversed;  // whether the last thread takes its turn first
 
 // Fibers.
 struct Fiber { ucontext_t context; std::vector<char> stack; bool is_done; };
@@ -61,7 +62,8 @@ inline void run_block(Index3 block, void (*body)()) {
   for (bool is_over = false; !is_over;) {
     is_over = true;
     has_moved = false;
-    for (int t = 0; t < num_threads; ++t) {
+    for (int turn = 0; turn < num_threads; ++turn) {
+      int t = is_reversed ? num_threads - 1 - turn : turn;
       if (fibers[t].is_done) continue;
       threadIdx = {t, 0, 0};
       swapcontext(&scheduler, &fibers[t].context);

@@ -1,5 +1,6 @@
 // Runs a generated attention kernel on inputs from a file and writes what it computes to another.
-// Both hold raw arrays, in the order in which they are read and written here.
+// Both hold raw arrays, in the order in which they are read and written here. Arguments: the files,
+// and whether the last thread of a block takes its turn first (0 or 1).
 #include "hopper_on_host.h"
 #include KERNEL
 
@@ -24,6 +25,7 @@ static void body() { LAUNCH; }
 
 int main(int, char **arguments) {
   input = fopen(arguments[1], "rb");
+  is_reversed = atoi(arguments[3]);
   std::vector<int> sizes = array<int>(7);
   batch = sizes[0], num_heads = sizes[1], num_kv_heads = sizes[2], query_len = sizes[3];
   kv_len = sizes[4], padded_keys = sizes[5], num_means = sizes[6];
