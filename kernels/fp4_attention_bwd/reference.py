@@ -91,7 +91,12 @@ def do_power(grad_out: torch.Tensor) -> torch.Tensor:
     exponent = torch.frexp(amax).exponent - 1
     power = (_TOP_EXPONENT - exponent).clamp(-_LARGEST_POWER, _LARGEST_POWER)
     power = torch.where((amax == 0.0) | ~torch.isfinite(amax), torch.zeros_like(power), power)
-    return torch.ldexp(torch.ones_like(amax), power)
+    return _power_of_two(power)
+
+
+def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
+    """Exact fp32 of int32 exponents from -126 to 127: ``ldexp`` multiplies by a computed power."""
+    return ((exponent + 127) << 23).view(torch.float32)
 
 
 def _masked(problem: Fp4AttentionBwdProblem, scores: torch.Tensor, rows: slice) -> torch.Tensor:
@@ -106,7 +111,7 @@ def _masked(problem: Fp4AttentionBwdProblem, scores: torch.Tensor, rows: slice) 
 def _row_scaled(ds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(fp32 of ds times a power of two a row in e4m3, the powers)."""
     exponent = torch.frexp(ds.abs().amax(-1, keepdim=True)).exponent - 1
-    power = torch.ldexp(ds.new_ones(exponent.shape), 7 - exponent.clamp_min(-_LARGEST_POWER))
+    power = _power_of_two(7 - exponent.clamp(-_LARGEST_POWER, 127))
     return _e4m3(ds * power), power
 
 
