@@ -29,14 +29,32 @@ VARIANTS = ("conversion", "dequantize", "load")
 """The parameter of a template that is not its tile."""
 
 
+def variant_of(config: Config) -> str:
+    """The value of that parameter."""
+    return next(str(config[name]) for name in VARIANTS if name in config.as_dict())
+
+
+def head_of(
+    problem: Fp4AttentionFwdProblem, config: Config, device: DeviceSpec
+) -> tuple[str, str, str, str]:
+    """The columns that need no compiler."""
+    tile = f"{config['block_m']} x {config['block_n']}"
+    return (device.sku, problem.mode, config.template, tile)
+
+
+def problem_of(mode: str, device: DeviceSpec) -> Fp4AttentionFwdProblem:
+    """What is compiled: no size but the head dimension is part of a kernel."""
+    has_fp4 = device.compute_capability in FP4_TENSOR_CORES
+    products = "native" if has_fp4 else "emulated"
+    return Fp4AttentionFwdProblem(*(1, 24, 24, 8192, 8192, 128), mode=mode, products=products)
+
+
 def row_of(problem: Fp4AttentionFwdProblem, config: Config, device: DeviceSpec) -> tuple[str, ...]:
     """One line of the table: the attention kernel of a config."""
     module = module_of(problem.op)
     arguments = (problem.op, module, config.template, problem, config, device.arch)
     result = compile_config(*arguments)
-    tile = f"{config['block_m']} x {config['block_n']}"
-    variant = next(str(config[name]) for name in VARIANTS if name in config.as_dict())
-    head = (device.sku, problem.mode, config.template, tile)
+    head, variant = head_of(problem, config, device), variant_of(config)
     stages = str(config["num_stages"])
     if not result.facts:
         failure = f"{result.status}: {result.reason}"
@@ -61,13 +79,8 @@ def main() -> None:
     print(f"|{'---|' * len(COLUMNS)}")
     for name in arguments.gpu:
         device = gpu(name)
-        has_fp4 = device.compute_capability in FP4_TENSOR_CORES
         for mode in ("nvfp4", "direct", "fp8_p"):
-            problem = Fp4AttentionFwdProblem(
-                *(1, 24, 24, 8192, 8192, 128),
-                mode=mode,
-                products="native" if has_fp4 else "emulated",
-            )
+            problem = problem_of(mode, device)
             for config in joint_space(problem, device).valid_seeds():
                 print(f"| {' | '.join(row_of(problem, config, device))} |", flush=True)
 
