@@ -89,6 +89,8 @@ def decode_program(
     lane_step = 1 if is_v_first else per_warp
     reaches = [lane_step << i for i in range(lanes.bit_length() - 1)]
     has_ring = load != "direct" and has_state_in
+    # Of the next tile; how many tokens a packed sequence has is known at its turn.
+    fetches_ahead = has_ring and not is_varlen
     lead = load_lead(num_stages, store)
     stores_by_tma = store == "tma" and has_ring and has_state_out
     tile_shape = (block_v, head_dim_k) if is_v_first else (head_dim_k, block_v)
@@ -406,7 +408,7 @@ def decode_program(
                             T.barrier_arrive(ready[s])
                     if load == "cp_async":
                         T.ptx_commit_group()
-            if not is_varlen:
+            if fetches_ahead:
                 fetch(
                     Q, K, V, Gate, Beta, ALog, DtBias, q_raw, k_raw, v_raw, gate_raw,
                     beta_raw, head_raw,
@@ -423,14 +425,15 @@ def decode_program(
                 if is_varlen:
                     first = T.cast(Bounds[sequence], "int32")
                     num_here = T.cast(Bounds[sequence + 1], "int32") - first
+                else:
+                    first = sequence * num_steps
+                if not fetches_ahead:
                     if num_here > 0:
                         fetch(
                             Q, K, V, Gate, Beta, ALog, DtBias, q_raw, k_raw, v_raw, gate_raw,
                             beta_raw, head_raw,
                             first, head, v_tile, lane, group,
                         )  # fmt: skip
-                else:
-                    first = sequence * num_steps
                 if has_ring:
                     ahead = item + lead
                     if load == "tma":
@@ -472,7 +475,7 @@ def decode_program(
                             beta_raw, head_raw,
                             first + n + 1, head, v_tile, lane, group,
                         )  # fmt: skip
-                    elif not is_varlen and t + 1 < count:
+                    elif fetches_ahead and t + 1 < count:
                         fetch(
                             Q, K, V, Gate, Beta, ALog, DtBias, q_raw, k_raw, v_raw, gate_raw,
                             beta_raw, head_raw,
