@@ -27,6 +27,9 @@ _WARP_WORDS = 16
 _POOL_REGISTERS = 64
 """Registers of a thread for addresses in four pools and codes on their way, as Triton 3.9 was seen
 to take them."""
+_REGISTERS = (112, 128, 168, 255)
+"""Bounds of registers a thread: 18, 16 and 12 warps a multiprocessor, or none. Without one ptxas
+takes about 160 for tiles of 8 rows; 128 cost neither a spill nor more instructions."""
 _FIRST_ARCH_WITH_CONVERSION = 100
 """sm_100a, sm_103a and sm_120a convert e2m1 to fp16 in one instruction."""
 
@@ -63,6 +66,7 @@ def _nvfp4_space(problem: PagedDecodeProblem, device: DeviceSpec) -> SearchSpace
             powers_of_two("block_m", max(1, max_rows // 4), max_rows),
             ordered("num_warps", 1, 2, 4, 8),
             ordered("num_stages", 2, 3, 4, 5, 6),
+            ordered("maxnreg", *_REGISTERS),
             categorical("dequant", *_dequant_values(device)),
             categorical("v_operand", "shared", "registers"),
             categorical("prefetch_pages", True, False),
@@ -141,6 +145,7 @@ def _config(
     block_n: int,
     num_warps: int,
     num_stages: int = 3,
+    maxnreg: int = 255,
     dequant: str = "shift",
     v_operand: str = "shared",
     launch_pdl: bool = True,
@@ -155,6 +160,7 @@ def _config(
         "block_m": _max_block_m(problem),
         "num_warps": num_warps,
         "num_stages": num_stages,
+        "maxnreg": maxnreg,
         "dequant": dequant,
         "v_operand": v_operand,
         "prefetch_pages": True,
@@ -187,26 +193,36 @@ def _default(problem: PagedDecodeProblem, device: DeviceSpec) -> Config:
 
 
 def _seeds(problem: PagedDecodeProblem, device: DeviceSpec) -> tuple[Config, ...]:
-    """The fewest instructions a value, for every number of warps; then splits as elsewhere."""
+    """The fewest instructions a value, for every number of warps; then splits as elsewhere.
+
+    Three splits make as many programs as many multiprocessors hold where one makes half of them.
+    """
     config = partial(_config, problem)
-    wide = partial(config, block_n=128, num_warps=4)
-    small = partial(config, block_n=32, num_warps=1, v_operand="registers")
+    wide = partial(config, block_n=128, num_warps=4, maxnreg=128)
+    pair = partial(config, block_n=64, num_warps=2, v_operand="registers", maxnreg=128)
+    small = partial(config, block_n=32, num_warps=1, v_operand="registers", maxnreg=168)
     seeds = [
         wide(),
         wide(dequant="carry"),
-        wide(num_stages=2),
-        wide(num_stages=4),
+        wide(dequant="carry", num_stages=2, splits=3),
+        wide(num_stages=4, maxnreg=255),
+        pair(),
+        pair(dequant="carry"),
+        pair(dequant="carry", num_stages=4),
+        pair(dequant="carry", splits=3),
+        pair(dequant="carry", maxnreg=112, splits=3),
+        small(dequant="carry", num_stages=4, splits=3),
+        small(num_stages=4, splits=6),
+        config(block_n=64, num_warps=1, v_operand="registers", splits=3),
+        config(block_n=128, num_warps=2, v_operand="registers", dequant="carry", splits=3),
+        config(block_n=64, num_warps=2, maxnreg=128),
         config(block_n=256, num_warps=8),
-        config(block_n=64, num_warps=2),
-        config(block_n=64, num_warps=2, v_operand="registers"),
-        small(),
-        small(dequant="carry", num_stages=4),
-        config(block_n=64, num_warps=1, v_operand="registers"),
-        *(wide(splits=splits) for splits in (2, 8, 16, 32)),
-        *(small(splits=splits) for splits in (2, 8, 32)),
+        *(wide(splits=splits) for splits in (8, 16, 32)),
+        *(small(splits=splits) for splits in (16, 32)),
         wide(split_tokens=1024, merge="last_block"),
-        wide(ctas_per_sm=2, merge="last_block"),
+        wide(ctas_per_sm=3, merge="last_block"),
+        pair(dequant="carry", ctas_per_sm=8, merge="last_block"),
     ]
     if "hardware" in _dequant_values(device):
-        seeds += [wide(dequant="hardware"), small(dequant="hardware")]
+        seeds += [wide(dequant="hardware"), pair(dequant="hardware"), small(dequant="hardware")]
     return tuple(seeds)

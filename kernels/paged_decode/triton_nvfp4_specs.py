@@ -20,6 +20,8 @@ __all__ = ["DEQUANT_MODULE", "KERNEL", "KERNEL_NAME", "Nvfp4Config", "kernel_spe
 KERNEL, DEQUANT_MODULE = "triton_kernel_nvfp4", "triton_kernel_nvfp4_dequant"
 """Modules of the device code."""
 KERNEL_NAME = "paged_decode_nvfp4_kernel"
+NO_REGISTER_BOUND = 255
+"""As many as the instruction set can name."""
 _MMA_KINDS = frozenset({"16-bit"})
 """Of every product: codes are dequantised, on every architecture."""
 _SCALE_STRIDES = tuple(
@@ -35,6 +37,8 @@ class Nvfp4Config(PagedDecodeTritonConfig):
     """How codes become fp16: ``shift``, ``carry``, ``hardware`` (Blackwell), ``arithmetic``."""
     v_operand: str = "shared"
     """Where the values of V lie when they are multiplied: ``registers`` or ``shared``."""
+    maxnreg: int = NO_REGISTER_BOUND
+    """Most registers a thread may have: fewer let more blocks share a multiprocessor."""
 
     @classmethod
     def of(cls, config: Config) -> Nvfp4Config:
@@ -75,6 +79,7 @@ def _attention_spec(wide: TritonKernelSpec, config: Nvfp4Config) -> TritonKernel
         aligned=wide.aligned,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        maxnreg=config.maxnreg if config.maxnreg < NO_REGISTER_BOUND else None,
         launch_pdl=config.launch_pdl,
         mma_kinds=_MMA_KINDS,
     )

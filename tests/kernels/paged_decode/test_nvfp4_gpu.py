@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 BASE = PagedDecodeProblem(4, 700, 32, 8, 128, 16, "bfloat16", kv_dtype="nvfp4")
 OPERANDS = {
     "one warp": {"v_operand": "registers", "block_n": 32, "num_warps": 1},
-    "two warps": {"v_operand": "registers", "block_n": 64, "num_warps": 2},
+    "two warps": {"v_operand": "registers", "block_n": 64, "num_warps": 2, "maxnreg": 128},
     "a warp group": {"v_operand": "shared", "block_n": 128, "num_warps": 4},
     "half a tile a warp": {"v_operand": "shared", "block_n": 64, "num_warps": 2},
 }
