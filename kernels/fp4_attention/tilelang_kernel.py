@@ -246,8 +246,13 @@ def attention_program(
             for i, d in T.Parallel(block_m, head_dim):
                 o[i, d] = o[i, d] * rescale[i] + tile_sum[i, d]
         else:
-            for i, d in T.Parallel(block_m, head_dim):
-                o[i, d] *= rescale[i]
+            # References are integers and rarely move: a warp whose rows stay has nothing to do.
+            has_moved = T.alloc_var("bool", init=False)
+            for i in T.Parallel(block_m):
+                has_moved = T.Or(has_moved, rescale[i] != 1.0)
+            if T.any_sync(has_moved) != 0:
+                for i, d in T.Parallel(block_m, head_dim):
+                    o[i, d] *= rescale[i]
             T.gemm(p, v_tile, o, transpose_B=True, policy=full_row)
 
     @T.macro

@@ -87,6 +87,16 @@ inline void meet(Meeting &meeting, int size) {
     wait_until([&] { return meeting.generation != generation; });
   }
 }
+inline int __any_sync(unsigned, int predicate) {
+  static int predicates[1024];
+  static Meeting meetings[32];
+  int warp = threadIdx.x / 32, any = 0;
+  predicates[threadIdx.x] = predicate;
+  meet(meetings[warp], 32);
+  for (int lane = 0; lane < 32; ++lane) any |= predicates[32 * warp + lane];
+  meet(meetings[warp], 32);
+  return any;
+}
 inline void __syncthreads() { static Meeting all; meet(all, num_threads); }
 
 // Numbers.
