@@ -27,11 +27,11 @@ def tilelang_space(problem: GdnDecodeProblem, device: DeviceSpec) -> SearchSpace
         parameters=(
             powers_of_two("block_v", 4, 1 << (problem.head_dim_v.bit_length() - 1)),
             powers_of_two("threads", _WARP, 256),
-            powers_of_two("lanes", 4, _WARP),
+            powers_of_two("lanes", 8, _WARP),
             categorical("load", "direct", "cp_async", "tma"),
             categorical("store", "direct", "tma", active_when=_STREAMED),
-            powers_of_two("block_tiles", 2, 128, active_when=_STREAMED),
-            ordered("num_stages", 2, 3, 4, 5, 6, 8, active_when=_STREAMED),
+            powers_of_two("block_tiles", 2, 64, active_when=_STREAMED),
+            ordered("num_stages", 2, 3, 4, 6, active_when=_STREAMED),
             categorical(
                 "state_eviction",
                 "evict_normal",

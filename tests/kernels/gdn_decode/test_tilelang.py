@@ -229,7 +229,7 @@ def test_default_and_seeds_are_valid(k, v, layout, sku) -> None:
         ("direct", {"block_v": 4, "threads": 256}, "is below 16, the columns"),
         ("tma both ways", {"num_stages": 2}, "no tile to load ahead"),
         ("tma", {"num_stages": 6, "block_tiles": 4}, "5 tiles ahead in runs of block_tiles=4"),
-        ("tma", {"block_tiles": 128}, "128 blocks for 132 multiprocessors"),
+        ("tma", {"block_tiles": 64, "block_v": 32}, "128 blocks for 132 multiprocessors"),
     ],
 )
 def test_refusals_of_the_space_name_the_reason(form, changes, reason, h200) -> None:
