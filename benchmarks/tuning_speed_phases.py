@@ -76,8 +76,9 @@ def phase_ours(configs: Sequence[Config]) -> dict[str, Any]:
             while waiting and in_flight < evaluator.capacity:
                 evaluator.submit(waiting.pop(0))
                 in_flight += 1
-            status = evaluator.collect().status.value
-            counts[status] = counts.get(status, 0) + 1
+            ended = evaluator.collect()
+            assert ended is not None, "there is no deadline"
+            counts[ended.status.value] = counts.get(ended.status.value, 0) + 1
             in_flight -= 1
         elapsed_s = time.monotonic() - start
         share = evaluator.gpu_busy_share

@@ -94,7 +94,8 @@ class CompilePool:
 
         ``reads_code=False`` leaves the facts out: a disassembler takes a third of the time of a
         compile.
-        ``op_module`` is ``registry.module_of(op_name)``. The future holds an exception only where
+        ``op_module`` is ``registry.module_of(op_name)``. ``cancel`` of the future ends the job. The
+        future holds an exception only where
         the fault is not the config's: no cuobjdump, or an error in the template's own code.
         """
         outer: Future[CompileResult] = Future()
@@ -112,6 +113,7 @@ class CompilePool:
                     outer.set_exception(error)
 
         job.add_done_callback(settle)
+        outer.add_done_callback(lambda ended: ended.cancelled() and job.cancel())
         return outer
 
     def close(self) -> None:

@@ -93,7 +93,8 @@ class WorkerPool:
         """Queues ``function(*args, **kwargs)``; the time limit counts from when it starts.
 
         The future ends with the result, with what the function raised, with ``JobTimeoutError``
-        or with ``JobCrashedError``. Function, arguments and result must pickle.
+        or with ``JobCrashedError``. Function, arguments and result must pickle. ``cancel`` of the
+        future ends the job, in its process too.
         """
         future: Future[T] = Future()
         with self._lock:
@@ -110,6 +111,8 @@ class WorkerPool:
                     self._unfinished.discard(future)
                     raise
             inner.add_done_callback(lambda done: settle(pool, done, attempt))
+            # Who takes a job back wants its process for something else.
+            future.add_done_callback(lambda ended: ended.cancelled() and inner.cancel())
 
         def settle(pool: ProcessPool, done: Future[T], attempt: int) -> None:
             error = None if done.cancelled() else done.exception()

@@ -100,27 +100,27 @@ def tune(
         raise UsageError(f"seed={seed!r} must be between 0 and {_SEED_END - 1}")
     problems = _problems(workload)
     names = None if templates is None else tuple(templates)
-
-    def jobs() -> list[_Job]:
+    with ExitStack() as resources:
+        measuring = None
+        if not dry_run and mode != "predict" and environment.has_gpu():
+            # Loads side by side with what asks the GPU for its name: both take seconds.
+            measuring = resources.enter_context(MeasuringProcesses())
+            measuring.start()
         targets = resolve_targets(gpus, mode)
-        return [_Job(entry, target, names) for target in targets for entry in problems]
-
-    if dry_run:
-        planned = jobs()
-        rows = [_plan(job, limits, len(planned)) for job in planned]
-        database, share, num_disturbed = "", None, 0
-    else:
-        location = user_database_path() if db is None else db
-        # Who names a number of trials wants them all.
-        gain = GainRule() if trials is None else None
-        with _Run(location, limits, seed, gain, listener or LoggingListener()) as run:
-            if mode != "predict" and environment.has_gpu():
-                # Loads side by side with what asks the GPU for its name: both take seconds.
-                run.start_measuring()
-            rows = run.all(jobs())
-            share, num_disturbed = run.gpu_busy_share, run.num_disturbed
-        dispatch.refresh()  # look-ups of this process see what was found
-        database = str(location)
+        jobs = [_Job(entry, target, names) for target in targets for entry in problems]
+        if dry_run:
+            rows = [_plan(job, limits, len(jobs)) for job in jobs]
+            database, share, num_disturbed = "", None, 0
+        else:
+            location = user_database_path() if db is None else db
+            # Who names a number of trials wants them all.
+            gain = GainRule() if trials is None else None
+            listener = listener or LoggingListener()
+            with _Run(location, limits, seed, gain, listener, measuring=measuring) as run:
+                rows = run.all(jobs)
+                share, num_disturbed = run.gpu_busy_share, run.num_disturbed
+            dispatch.refresh()  # look-ups of this process see what was found
+            database = str(location)
     _raise_if_all_unsupported(rows)
     elapsed_s = time.monotonic() - started
     return TuneSummary(tuple(rows), dry_run, database, elapsed_s, share, num_disturbed)
@@ -184,6 +184,8 @@ class _Run:
         seed: int,
         gain: GainRule | None,
         listener: ProgressListener,
+        *,
+        measuring: MeasuringProcesses | None,
     ) -> None:
         self._resources = ExitStack()
         self._store = self._resources.enter_context(Store.open(location))
@@ -192,7 +194,7 @@ class _Run:
         self._gain = gain
         self._listener = listener
         self._compilers: CompilePool | None = None
-        self._measuring: MeasuringProcesses | None = None
+        self._measuring = measuring
         self._measured: list[MeasureEvaluator] = []
         budget_s = limits.time_budget_s
         self._end = None if budget_s is None else time.monotonic() + budget_s
@@ -215,10 +217,6 @@ class _Run:
 
     def __exit__(self, *error: object) -> None:
         self._resources.close()
-
-    def start_measuring(self) -> None:
-        """Starts the processes that measure, before it is known what."""
-        self._measuring_processes().start()
 
     def all(self, jobs: Sequence[_Job]) -> list[TuneRow]:
         """Searches job after job; one that nothing supports does not stop the others."""
@@ -260,7 +258,7 @@ class _Run:
         self._listener.study_started(entry.label, target.device.sku, entry.problem, total)
         winner = run_search(
             space=space,
-            evaluators=partial(self._evaluator, job, space),
+            evaluators=partial(self._evaluator, job, space, deadline),
             store=self._store,
             study=study,
             num_trials=self._limits.num_trials,
@@ -277,13 +275,19 @@ class _Run:
         return winner, trials
 
     def _evaluator(
-        self, job: _Job, space: JointSpace, study: StudyRecord, scope: PartScope | None = None
+        self,
+        job: _Job,
+        space: JointSpace,
+        deadline: float | None,
+        study: StudyRecord,
+        scope: PartScope | None = None,
     ) -> Evaluator:
         problem, device = job.entry.problem, job.target.device
         if job.target.provenance is Provenance.PREDICTED:
             if self._compilers is None:
                 self._compilers = self._resources.enter_context(CompilePool())
-            return PredictEvaluator(problem, device, pool=self._compilers, scope=scope)
+            pool = self._compilers
+            return PredictEvaluator(problem, device, pool=pool, scope=scope, deadline=deadline)
         # Loads the parts that need a GPU only where one is used.
         from .evaluators.measure import MeasureEvaluator
 
@@ -304,6 +308,7 @@ class _Run:
             best_us=min(times, default=None),
             seed=self._seed,
             scope=scope,
+            deadline=deadline,
         )
         self._measured.append(evaluator)
         return evaluator

@@ -156,3 +156,12 @@ def test_workers_die_with_a_parent_that_is_killed(tmp_path):
     parent.wait()
     wait_until_gone(*started)
     assert len(pids.read_text().split()) == 2
+
+
+def test_a_job_that_is_taken_back_frees_its_process(pool, tmp_path):
+    pids = tmp_path / "pids"
+    hung = pool.submit(60.0, pool_jobs.hang_with_child, str(pids))
+    running = read_pids(pids, 2)
+    assert hung.cancel()
+    wait_until_gone(*running)
+    assert pool.submit(30, pool_jobs.add, 1, b=1).result() == 2

@@ -26,8 +26,11 @@ class Evaluator(Protocol):
     def submit(self, config: Config) -> None:
         """Starts work on a config."""
 
-    def collect(self) -> Evaluation:
-        """The next config that ended; waits for one. Only legal while one is in flight."""
+    def collect(self) -> Evaluation | None:
+        """The next config that ended; waits for one. Only legal while one is in flight.
+
+        None: a config was taken back, because the time was up while it still compiled.
+        """
 
     def finals(self, configs: Sequence[Config]) -> list[Evaluation]:
         """Compares the best configs against each other as carefully as the evaluator can.

@@ -39,6 +39,7 @@ __all__ = ["RUN_TIMEOUT_S", "MeasureEvaluator"]
 
 RUN_TIMEOUT_S = 60.0
 _QUEUED_FOR_GPU = 2
+_POLL_S = 0.2
 _MAX_REASON = 200
 
 _REPEATED = frozenset({TrialStatus.OK, TrialStatus.INCORRECT, TrialStatus.UNREPEATABLE})
@@ -68,6 +69,7 @@ class MeasureEvaluator:
         best_us: float | None = None,
         seed: int = 0,
         scope: PartScope | None = None,
+        deadline: float | None = None,
     ) -> None:
         """Starts the processes as they are needed.
 
@@ -86,6 +88,8 @@ class MeasureEvaluator:
             seed: Seed of the inputs.
             scope: Configs are those of this part: the whole operation is judged with the other
                 parts held, the part alone is timed. Default: configs are whole.
+            deadline: in seconds of ``time.monotonic``; what still compiles then is taken back, once
+                one config has ended.
         """
         self._scope = scope
         policy = policy or MeasurementPolicy()
@@ -99,6 +103,7 @@ class MeasureEvaluator:
         self._run_timeout_s = run_timeout_s
         self._settings = settings or MeasureSettings()
         self._best_us = best_us
+        self._deadline = deadline
         task = Task(
             op=problem.op,
             op_module=op_module,
@@ -115,8 +120,12 @@ class MeasureEvaluator:
         self._gpu.take_on(task)
         self.capacity = self._compilers.num_workers + _QUEUED_FOR_GPU
         self._in_flight = 0
+        self._has_ended = threading.Event()
+        """The GPU has judged a config."""
+        self._compiling: set[Future[CompileResult]] = set()
+        """Jobs of configs that no GPU has seen."""
         self._ready: queue.Queue[tuple[Evaluation, str | None] | None] = queue.Queue()
-        self._done: queue.Queue[Evaluation | BaseException] = queue.Queue()
+        self._done: queue.Queue[Evaluation | BaseException | None] = queue.Queue()
         self._known: dict[Config, Evaluation] = {}
         self._twins: dict[tuple[str, str, str], Evaluation] = {}
         """What was found of a template's code and launch; see ``_code``."""
@@ -157,20 +166,35 @@ class MeasureEvaluator:
         self._in_flight += 1
         self._is_wanted.set()
         job = self._compile(config, reads_code=False)
+        self._compiling.add(job)
         job.add_done_callback(lambda done: self._compiled(config, done))
 
-    def collect(self) -> Evaluation:
-        """The next config that ended.
+    def collect(self) -> Evaluation | None:
+        """The next config that ended; None for one that was taken back.
 
         Raises:
             DeviceError: the GPU cannot be used, whatever the config.
         """
         assert self._in_flight > 0, "nothing is in flight"
-        ended = self._done.get()
+        ended = self._next_ended()
         self._in_flight -= 1
         if isinstance(ended, BaseException):
             raise ended
         return ended
+
+    def _next_ended(self) -> Evaluation | BaseException | None:
+        """Waits for what ended; past the deadline, takes back what still compiles."""
+        while self._deadline is not None:
+            time_left_s = max(0.0, self._deadline - time.monotonic())
+            with suppress(queue.Empty):
+                return self._done.get(timeout=time_left_s or _POLL_S)
+            # However little time there is, one config is tried.
+            if self._has_ended.is_set():
+                for job in tuple(self._compiling):
+                    if job.cancel():
+                        self._done.put(None)
+                break
+        return self._done.get()
 
     def finals(self, configs: Sequence[Config]) -> list[Evaluation]:
         """Verifies the configs once more, then races them in interleaved rounds.
@@ -246,6 +270,7 @@ class MeasureEvaluator:
 
     def _compiled(self, config: Config, job: Future[CompileResult]) -> None:
         """Passes a compiled config on to the GPU; runs in a thread of the compile pool."""
+        self._compiling.discard(job)
         if job.cancelled() or self._is_closed:
             return
         error = job.exception()
@@ -268,6 +293,7 @@ class MeasureEvaluator:
 
     def _pass_on(self, ended: Evaluation) -> None:
         """Hands an ended config to the caller, its machine code read where it is worth reading."""
+        self._has_ended.set()
         if ended.status is TrialStatus.OK and ended.time_us is not None:
             self._best_us = min(self._best_us or ended.time_us, ended.time_us)
             self._read_code(ended)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -36,12 +37,16 @@ class PredictEvaluator:
         compile_timeout_s: float = COMPILE_TIMEOUT_S,
         pool: CompilePool | None = None,
         scope: PartScope | None = None,
+        deadline: float | None = None,
     ) -> None:
         """``pool`` is shared with other evaluators and stays open; without one, makes its own.
 
-        With ``scope``, configs are those of a part, and the time is that of its launches.
+        With ``scope``, configs are those of a part, and the time is that of its launches. What
+        still compiles at ``deadline``, in seconds of ``time.monotonic``, is taken back.
         """
         self._scope = scope
+        self._deadline = deadline
+        self._num_collected = 0
         self._problem = problem
         self._device = device
         self._owned = (
@@ -68,17 +73,22 @@ class PredictEvaluator:
         )
         self._in_flight.append((config, future))
 
-    def collect(self) -> Evaluation:
-        """The prediction for the config that was submitted first; waits for its compiler."""
-        config, future = self._in_flight.popleft()
-        return self._evaluate(config, future.result())
+    def collect(self) -> Evaluation | None:
+        """The prediction for the config that was submitted first; waits for its compiler.
+
+        None: it was taken back, because it still compiled at the deadline.
+        """
+        # However little time there is, something is predicted.
+        if self._deadline is None or not self._num_collected:
+            return self._collected(None)
+        return self._collected(max(0.0, self._deadline - time.monotonic()))
 
     def finals(self, configs: Sequence[Config]) -> list[Evaluation]:
         """The configs by predicted time, failed ones last; ties go to the earlier."""
         assert not self._in_flight, "collect everything before the finals"
         for config in configs:
             self.submit(config)
-        evaluations = [self.collect() for _ in configs]
+        evaluations = [e for e in (self._collected(None) for _ in configs) if e is not None]
         return sorted(evaluations, key=lambda e: float("inf") if e.time_us is None else e.time_us)
 
     def close(self) -> None:
@@ -94,6 +104,17 @@ class PredictEvaluator:
 
     def _whole(self, config: Config) -> Config:
         return self._scope.whole(config) if self._scope else config
+
+    def _collected(self, time_left_s: float | None) -> Evaluation | None:
+        config, future = self._in_flight.popleft()
+        try:
+            compiled = future.result(timeout=time_left_s)
+        except TimeoutError:
+            if future.cancel():
+                return None
+            compiled = future.result()
+        self._num_collected += 1
+        return self._evaluate(config, compiled)
 
     def _evaluate(self, config: Config, compiled: CompileResult) -> Evaluation:
         status, reason, timing = compiled.status, compiled.reason, None

@@ -22,6 +22,8 @@ def search(
 ) -> StopReason:
     """Keeps the evaluator full until a limit is met, then waits for what is in flight.
 
+    What still compiles when the time is up is taken back by an evaluator that knows the deadline.
+
     Args:
         sampler: says what to try; it is told of every end.
         evaluator: evaluates; stays open.
@@ -45,6 +47,8 @@ def search(
             return reason or StopReason.EXHAUSTED
         evaluation = evaluator.collect()
         num_in_flight -= 1
+        if evaluation is None:
+            continue
         ended(evaluation)
         sampler.tell(evaluation)
         stopping.ended(evaluation)

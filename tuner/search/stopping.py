@@ -24,7 +24,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True)
 class StoppingRule:
-    """The limits of one search; what is in flight when one is met is still waited for."""
+    """The limits of one search; what is measured when one is met is still waited for."""
 
     num_trials: int
     """Trials of the study in all, those of earlier runs included."""

@@ -103,8 +103,10 @@ class StudyRun:
             while waiting and num_in_flight < evaluator.capacity:
                 evaluator.submit(waiting.popleft())
                 num_in_flight += 1
-            self.keep(evaluator.collect())
+            evaluation = evaluator.collect()
             num_in_flight -= 1
+            if evaluation is not None:
+                self.keep(evaluation)
 
     def decide(
         self, evaluator: Evaluator, default: Config, num_finalists: int
