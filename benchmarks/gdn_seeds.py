@@ -6,8 +6,8 @@
 
 Problems as in ``gdn.py``: rows are its prefill rows, states K first; decode updates states in
 place, V first. Times are of CUDA graphs over copies of the inputs that together exceed L2; prefill
-also shows the time of each part. Kernels are compiled on all cores first; a config that is wrong is listed as such. With
-``--dry-run`` it compiles for the named GPU and times nothing: no GPU is needed.
+also shows the time of each part. Kernels are compiled on all cores first; a wrong config is listed
+as such. With ``--dry-run`` it compiles for the named GPU and times nothing: no GPU is needed.
 """
 
 from __future__ import annotations

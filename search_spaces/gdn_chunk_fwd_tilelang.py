@@ -163,7 +163,7 @@ def _seeds(problem: GdnChunkProblem, device: DeviceSpec, triton: SearchSpace) ->
         (128, 2, "shared"),
         (64, 2, "own_warp"),
     )
-    found = []
+    found: list[Config] = []
     for seed in triton.seeds:
         if seed.get("algorithm") != "fused" or seed.get("scores") != "stored":
             continue
@@ -172,6 +172,10 @@ def _seeds(problem: GdnChunkProblem, device: DeviceSpec, triton: SearchSpace) ->
                 found.append(
                     _with_scan(seed, device, block_v=block_v, stages=stages, producer=producer)
                 )
+        if seed["segment"]:
+            # Small tiles: two blocks of the scan on a multiprocessor.
+            small = seed.replace(chunk=32, form="inverse")
+            found.append(_with_scan(small, device, block_v=64, stages=2, producer="shared"))
     narrow = triton.default.replace(**_ALGORITHM, chunk=32, form="inverse")
     found.append(_with_scan(narrow, device, block_v=32, stages=3, producer="own_warp"))
     return tuple(dict.fromkeys(found))
