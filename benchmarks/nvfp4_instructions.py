@@ -27,8 +27,8 @@ from tilescout.tuner.prediction.binary import cuobjdump_path, read_facts
 
 PROBLEM = PagedDecodeProblem(64, 8192, 32, 8, 128, 16, "bfloat16", kv_dtype="nvfp4")
 SCHEDULERS, LANES = 4, 32
-TILES = (("registers", 32, 1), ("registers", 64, 2), ("shared", 128, 4))
-"""Place of V, tokens of a tile, warps."""
+TILES = (("registers", 32, 1, 168), ("registers", 64, 2, 128), ("shared", 128, 4, 168))
+"""Place of V, tokens of a tile, warps, bound of registers."""
 HALF_RATE = re.compile(
     r"(LOP3|SHF|PRMT|I?SETP|ISETP|FMNMX|FSETP|SEL|FSEL|VIADD\w*|IADD3|VIMNMX|LEA|PLOP3|F2FP|R2P)$"
 )
@@ -106,9 +106,13 @@ def main() -> None:
         variants = next(p.values for p in space.parameters if p.name == "dequant")
         seed = next(s for s in space.valid_seeds() if s["split_rule"] == "none")
         for dequant in (*variants, "arithmetic"):
-            for v_operand, block_n, num_warps in TILES:
+            for v_operand, block_n, num_warps, maxnreg in TILES:
                 config = seed.replace(
-                    dequant=dequant, v_operand=v_operand, block_n=block_n, num_warps=num_warps
+                    dequant=dequant,
+                    v_operand=v_operand,
+                    block_n=block_n,
+                    num_warps=num_warps,
+                    maxnreg=maxnreg,
                 )
                 print(f"| {' | '.join(row_of(config, device, arguments.clock_ghz))} |", flush=True)
 

@@ -198,7 +198,9 @@ def _seeds(problem: PagedDecodeProblem, device: DeviceSpec) -> tuple[Config, ...
     Three splits make as many programs as many multiprocessors hold where one makes half of them.
     """
     config = partial(_config, problem)
-    wide = partial(config, block_n=128, num_warps=4, maxnreg=128)
+    # Products through tensor memory take more registers: 128 would spill.
+    few = 128 if device.arch < _FIRST_ARCH_WITH_CONVERSION else 168
+    wide = partial(config, block_n=128, num_warps=4, maxnreg=few)
     pair = partial(config, block_n=64, num_warps=2, v_operand="registers", maxnreg=128)
     small = partial(config, block_n=32, num_warps=1, v_operand="registers", maxnreg=168)
     seeds = [
