@@ -217,7 +217,7 @@ def _seeds(problem: PagedDecodeProblem, device: DeviceSpec) -> tuple[Config, ...
         small(num_stages=4, splits=6),
         config(block_n=64, num_warps=1, v_operand="registers", splits=3),
         config(block_n=128, num_warps=2, v_operand="registers", dequant="carry", splits=3),
-        config(block_n=64, num_warps=2, maxnreg=128),
+        config(block_n=64, num_warps=2, maxnreg=168),
         config(block_n=256, num_warps=8),
         *(wide(splits=splits) for splits in (8, 16, 32)),
         *(small(splits=splits) for splits in (16, 32)),
