@@ -47,6 +47,13 @@ def decode_arguments(seed: int, **changes: Any) -> Arguments:
     }
 
 
+def mla_arguments(seed: int) -> Arguments:
+    sizes = {"num_qo_heads": 16, "num_kv_heads": 1, "head_dim": 576, "head_dim_v": 512}
+    inputs = ref.paged_inputs(problem_of(**sizes), LENGTHS, device="cuda", seed=seed)
+    rows = {"q": inputs.q, "kv_cache": inputs.k_cache.squeeze(2), "sm_scale": inputs.sm_scale}
+    return {**rows, **table_arguments(inputs), "return_lse": True}
+
+
 def step_arguments(seed: int, **options: Any) -> Arguments:
     generator = torch.Generator(device="cuda").manual_seed(seed)
 
@@ -83,6 +90,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[int], Arguments]]] = {
         lambda seed: decode_arguments(seed, kv_dtype="float8_e4m3fn", has_soft_cap=True),
     ),
     "three query tokens": (ops.paged_decode, lambda seed: decode_arguments(seed, query_len=3)),
+    "MLA": (ops.mla_decode, mla_arguments),
     "gdn_decode": (ops.gdn.gdn_decode, step_arguments),
     "the recurrence": (ops.gdn.fused_recurrent_gated_delta_rule, rule_arguments),
     "chunks": (ops.gdn.chunk_gated_delta_rule, rule_arguments),
