@@ -40,7 +40,7 @@ from tilescout.tuner.dispatch import Snapshot
 PHASES = ("import", "lookup", "snapshot", "gdn", "paged", "split", "others")
 NUM_ROUNDS = 40
 CALLS_A_ROUND = 100
-IMPORT_RUNS = 5
+IMPORT_RUNS = 3
 LARGE = 100_000
 NOT_LOADED = ("optuna", "sqlalchemy", "alembic", "pandas", "sklearn")
 
