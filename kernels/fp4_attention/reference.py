@@ -33,9 +33,9 @@ _MAX_HEADS, _ROWS_OF_A_RUN = 4, 96
 # Codes and scales are the reference's own, so what differs is the order of fp32 sums, the last bit
 # of exp2 and, through them, a P in a million that falls to the other side of a tie. With noise of
 # 3e-7 on log2 scores (an ex2.approx and a sum in another order) the reference differs from itself
-# by up to 2.0e-4 of the output, one element by 1.2e-2 of its RMS; the differences grow with the root
-# of the noise. An H200's 16-bit tensor cores, which cut what they add, showed up to 5.5e-4 and 2.1e-2
-# (D 128, the affine map).
+# by up to 2.0e-4 of the output, one element by 1.2e-2 of its RMS; that grows with the root of the
+# noise. An H200's 16-bit tensor cores, which cut what they add, showed up to 5.5e-4 and 2.1e-2
+# (head dimension 128, affine map).
 RELATIVE_RMS_BOUND = {"float32": 1.0e-3, "float16": 1.2e-3, "bfloat16": 4.0e-3}
 """Bound of ||x - ref|| / ||ref|| by the output's dtype: its rounding comes on top."""
 FP8_BOUND = 3.0e-3

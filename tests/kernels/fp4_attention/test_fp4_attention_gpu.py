@@ -61,7 +61,7 @@ def test_configs_agree_closer_than_the_modes_do(mode: str) -> None:
     space = triton_space(problem)
     first, *rest = (run(problem, inputs, c) for c in (space.default, *space.valid_seeds()))
     for other in rest:
-        assert relative_error(other.out, first.out) <= 5e-4
+        assert relative_error(other.out, first.out) <= 1e-3
 
 
 @pytest.mark.parametrize("out_dtype", ["bfloat16", "float16"])

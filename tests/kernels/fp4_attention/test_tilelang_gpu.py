@@ -87,7 +87,7 @@ def test_both_templates_agree_closer_than_the_modes_do() -> None:
     problem, config = case_of("direct ceil, ws 128x128")
     inputs = ref.make_inputs(problem, device="cuda", seed=2)
     ours, theirs = run(problem, inputs, config), run(problem, inputs)
-    assert relative_error(ours.out, theirs.out) <= 5e-4
+    assert relative_error(ours.out, theirs.out) <= 1e-3
     assert relative_error(ours.lse, theirs.lse) <= 1e-5
 
 
