@@ -23,11 +23,11 @@ import statistics
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from side_by_side import DEFAULT, OURS, require_gpu, write_record
-from tilescout.kernels.base import Config
+from tilescout.kernels.base import Config, PartwiseLauncher
 from tilescout.kernels.device import DeviceSpec
 from tilescout.kernels.fp4_attention.triton_template import FP4_TENSOR_CORES
 from tilescout.kernels.fp4_attention_bwd import Fp4AttentionBwdProblem
@@ -73,7 +73,7 @@ def our_calls(
     parts: dict[str, Call] = {}
     for name, config in configs.items():
         chosen = template(problem.op, config.template)
-        launcher = chosen.build(problem, config, inputs)
+        launcher = cast("PartwiseLauncher", chosen.build(problem, config, inputs))
         for tensor in (outputs.dq, outputs.dk, outputs.dv):
             tensor.fill_(float("nan"))
         launcher.launch(inputs, outputs)
@@ -128,7 +128,7 @@ def time_reference(call: Call) -> float:
 def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
     """Of the angle between two tensors, in fp32."""
     x, y = a.float().flatten(), b.float().flatten()
-    return (x @ y / (x.norm() * y.norm())).item()
+    return float(x @ y / (x.norm() * y.norm()))
 
 
 def measure(

@@ -18,8 +18,8 @@ from .gpu_state import ClockWatch
 
 __all__ = ["Call", "CudaTimer", "Run", "Timer", "WallTimer"]
 
-Call = Callable[[], None]
-"""One launch on one private copy of inputs and outputs."""
+Call = Callable[[], object]
+"""One launch on one private copy of inputs and outputs; what it returns is dropped."""
 
 
 @dataclass(frozen=True)

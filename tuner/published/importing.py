@@ -165,9 +165,9 @@ def _check_unit(key: StudyKey, row: TableRow, where: str) -> None:
     if too_fast or row.time_us > MOST_ROOFLINE_TIMES * max(bound_us, _LAUNCH_US):
         times = bound_us / row.time_us if too_fast else row.time_us / bound_us
         raise UsageError(
-            f"{where}: {row.time_us:g} us is {times:,.0f} times as {'fast' if too_fast else 'long'} "
-            f"as the peaks of {key.device.sku} allow ({bound_us:.4g} us): is the unit of the column "
-            "right?"
+            f"{where}: {row.time_us:g} us is {times:,.0f} times as "
+            f"{'fast' if too_fast else 'long'} as the peaks of {key.device.sku} allow "
+            f"({bound_us:.4g} us): is the unit of the column right?"
         )
 
 
