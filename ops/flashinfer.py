@@ -8,15 +8,14 @@ winner of the database chooses.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ..errors import UnsupportedError, UsageError
-from ..kernels.paged_decode.inputs import Rope
+from ..errors import UsageError
+from .flashinfer_plan import Plan, PlanOptions, alibi_slopes, refuse, wrong
 from .kv_cache import KV_LAYOUTS, KvCache
 from .page_table import PageTable
 from .paged_decode import paged_decode
@@ -25,35 +24,12 @@ __all__ = ["BatchDecodeWithPagedKVCacheWrapper", "CUDAGraphBatchDecodeWithPagedK
 
 _BACKENDS = ("auto", "fa2", "fa3", "cudnn", "trtllm-gen", "cute-dsl", "xqa")
 """Names that FlashInfer gives its implementations."""
-_POSITIONS = ("NONE", "ROPE_LLAMA", "ALIBI")
 _LEGACY_ORDER = (
     *("pos_encoding_mode", "window_left", "logits_soft_cap", "q_data_type", "kv_data_type"),
     *("o_data_type", "data_type", "sm_scale", "rope_scale", "rope_theta", "non_blocking"),
     *("block_tables", "seq_lens", "fixed_split_size", "disable_split_kv", "q_len_per_req"),
 )
 """Arguments of ``plan`` after ``page_size``, in the order in which they may come by position."""
-
-_Dtype = str | torch.dtype | None
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What ``run`` needs of the last ``plan``."""
-
-    table: PageTable
-    num_qo_heads: int
-    num_kv_heads: int
-    head_dim: int
-    page_size: int
-    q_len_per_req: int
-    q_dtype: torch.dtype
-    kv_dtype: torch.dtype
-    window_left: int
-    logits_soft_cap: float | None
-    sm_scale: float | None
-    is_causal: bool
-    rope: Rope | None
-    alibi_slopes: torch.Tensor | None
 
 
 class BatchDecodeWithPagedKVCacheWrapper:
@@ -88,11 +64,11 @@ class BatchDecodeWithPagedKVCacheWrapper:
             jit_kwargs: Refused, likewise.
         """
         if kv_layout not in KV_LAYOUTS:
-            raise _wrong("kv_layout", kv_layout, f"one of {', '.join(KV_LAYOUTS)}")
+            raise wrong("kv_layout", kv_layout, f"one of {', '.join(KV_LAYOUTS)}")
         if backend not in _BACKENDS:
-            raise _wrong("backend", backend, f"one of {', '.join(_BACKENDS)}")
-        _refuse("jit_args", jit_args, "a custom attention variant is another operation")
-        _refuse("jit_kwargs", jit_kwargs, "a custom attention variant is another operation")
+            raise wrong("backend", backend, f"one of {', '.join(_BACKENDS)}")
+        refuse("jit_args", jit_args, "a custom attention variant is another operation")
+        refuse("jit_kwargs", jit_kwargs, "a custom attention variant is another operation")
         self._kv_layout = kv_layout
         self._backend = backend
         self._use_tensor_cores = use_tensor_cores
@@ -102,7 +78,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
             self._buffers = self._checked_buffers(
                 paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer
             )
-        self._plan: _Plan | None = None
+        self._plan: Plan | None = None
 
     @property
     def use_tensor_cores(self) -> bool:
@@ -129,7 +105,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
         ):
             # FlashInfer lets the integers lie on the host.
             if buffer is not None and buffer.device != self.device and name.startswith("float"):
-                raise _wrong(f"device of {name}", str(buffer.device), repr(str(self.device)))
+                raise wrong(f"device of {name}", str(buffer.device), repr(str(self.device)))
 
     def workspace_size(self, *arguments: object, **options: object) -> tuple[int, int]:
         """Bytes that the two workspace buffers must have: none."""
@@ -172,18 +148,18 @@ class BatchDecodeWithPagedKVCacheWrapper:
             UnsupportedError: an argument is refused.
         """
         if len(legacy) > len(_LEGACY_ORDER):
-            raise _wrong(
+            raise wrong(
                 "number of arguments of plan", 7 + len(legacy), f"at most {7 + len(_LEGACY_ORDER)}"
             )
         named = dict(zip(_LEGACY_ORDER, legacy, strict=False))
         twice = sorted(named.keys() & options.keys())
         if twice:
             raise UsageError(f"{', '.join(twice)} of plan is given twice: by position and by name")
-        checked = _PlanOptions.of({**named, **options})
+        checked = PlanOptions.of({**named, **options})
         batch = last_page_len.shape[0]
         if indptr.shape[0] != batch + 1:
-            raise _wrong("shape of indptr", tuple(indptr.shape), f"[{batch + 1}], batch + 1")
-        self._plan = _Plan(
+            raise wrong("shape of indptr", tuple(indptr.shape), f"[{batch + 1}], batch + 1")
+        self._plan = Plan(
             table=self._table(indptr, indices, last_page_len, checked),
             num_qo_heads=num_qo_heads,
             num_kv_heads=num_kv_heads,
@@ -198,7 +174,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
             is_causal=checked.is_causal is not False,
             rope=checked.rope,
             alibi_slopes=(
-                _alibi_slopes(num_qo_heads).to(self.device)
+                alibi_slopes(num_qo_heads).to(self.device)
                 if checked.pos_encoding_mode == "ALIBI"
                 else None
             ),
@@ -259,16 +235,16 @@ class BatchDecodeWithPagedKVCacheWrapper:
         plan = self._plan
         if plan is None:
             raise UsageError("run needs a plan: call plan(indptr, indices, last_page_len, ...)")
-        _refuse("*args", args or None, "they belong to a custom attention variant")
+        refuse("*args", args or None, "they belong to a custom attention variant")
         reason = "softmax here is exact; leave it out"
         threshold = skip_softmax_threshold_scale_factor
-        _refuse("skip_softmax_threshold_scale_factor", threshold, reason)
+        refuse("skip_softmax_threshold_scale_factor", threshold, reason)
         for name, value, planned in (
             ("window_left", window_left, plan.window_left),
             ("q_len_per_req", q_len_per_req, plan.q_len_per_req),
         ):
             if value not in (None, planned):
-                raise _wrong(name, value, f"{planned}, as planned; plan again")
+                raise wrong(name, value, f"{planned}, as planned; plan again")
         self._check_planned(plan, q, paged_kv_cache)
         table = plan.table
         return paged_decode(
@@ -326,13 +302,13 @@ class BatchDecodeWithPagedKVCacheWrapper:
         changes: dict[str, Any] = {}
         if mode is not None:
             rope = {"pos_encoding_mode": mode, "rope_scale": rope_scale, "rope_theta": rope_theta}
-            changes["rope"] = _PlanOptions.of(rope).rope
-            slopes = _alibi_slopes(plan.num_qo_heads).to(self.device) if mode == "ALIBI" else None
+            changes["rope"] = PlanOptions.of(rope).rope
+            slopes = alibi_slopes(plan.num_qo_heads).to(self.device) if mode == "ALIBI" else None
             changes["alibi_slopes"] = slopes
         for name in ("window_left", "logits_soft_cap", "sm_scale"):
             if name in options:
                 changes[name] = options.pop(name)
-        self._plan = _replace(plan, changes)
+        self._plan = replace(plan, **changes)
 
     def _checked_buffers(
         self, *buffers: torch.Tensor | None
@@ -344,14 +320,14 @@ class BatchDecodeWithPagedKVCacheWrapper:
             if buffer is None:
                 raise UsageError(f"{what} is missing: use_cuda_graph=True needs the three buffers")
             if buffer.dtype != torch.int32:
-                raise _wrong(f"dtype of {what}", buffer.dtype, "torch.int32")
+                raise wrong(f"dtype of {what}", buffer.dtype, "torch.int32")
             if buffer.device != self.device:
-                raise _wrong(f"device of {what}", str(buffer.device), repr(str(self.device)))
+                raise wrong(f"device of {what}", str(buffer.device), repr(str(self.device)))
             given.append(buffer)
         indptr, indices, last_page_len = given
         if indptr.shape[0] != last_page_len.shape[0] + 1:
             allowed = f"[{last_page_len.shape[0] + 1}], one more than last_page_len's"
-            raise _wrong("shape of paged_kv_indptr_buffer", tuple(indptr.shape), allowed)
+            raise wrong("shape of paged_kv_indptr_buffer", tuple(indptr.shape), allowed)
         return indptr, indices, last_page_len
 
     def _table(
@@ -359,7 +335,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
         indptr: torch.Tensor,
         indices: torch.Tensor,
         last_page_len: torch.Tensor,
-        options: _PlanOptions,
+        options: PlanOptions,
     ) -> PageTable:
         is_async = options.non_blocking
         if self._buffers is None:
@@ -372,32 +348,32 @@ class BatchDecodeWithPagedKVCacheWrapper:
             return PageTable.csr(*moved)
         to_indptr, to_indices, to_last = self._buffers
         if last_page_len.shape[0] != to_last.shape[0]:
-            raise _wrong(
+            raise wrong(
                 "batch of plan", last_page_len.shape[0], f"{to_last.shape[0]}, the buffers'"
             )
         if indices.shape[0] > to_indices.shape[0]:
             allowed = f"at most {to_indices.shape[0]}, the length of paged_kv_indices_buffer"
-            raise _wrong("length of indices", indices.shape[0], allowed)
+            raise wrong("length of indices", indices.shape[0], allowed)
         to_indptr.copy_(indptr, non_blocking=is_async)
         to_indices[: indices.shape[0]].copy_(indices, non_blocking=is_async)
         to_last.copy_(last_page_len, non_blocking=is_async)
         return PageTable.csr(to_indptr, to_indices, to_last)
 
-    def _check_planned(self, plan: _Plan, q: torch.Tensor, cache: KvCache) -> None:
+    def _check_planned(self, plan: Plan, q: torch.Tensor, cache: KvCache) -> None:
         batch = plan.table.batch
         rows = (batch * plan.q_len_per_req, plan.num_qo_heads, plan.head_dim)
         if tuple(q.shape) != rows:
-            raise _wrong("shape of q", tuple(q.shape), f"{list(rows)}, as planned")
+            raise wrong("shape of q", tuple(q.shape), f"{list(rows)}, as planned")
         if q.dtype != plan.q_dtype:
-            raise _wrong("dtype of q", q.dtype, f"{plan.q_dtype}, as planned with q_data_type")
+            raise wrong("dtype of q", q.dtype, f"{plan.q_dtype}, as planned with q_data_type")
         k = cache[:, 0] if isinstance(cache, torch.Tensor) else cache[0]
         if k.dtype != plan.kv_dtype:
-            raise _wrong("dtype of paged_kv_cache", k.dtype, f"{plan.kv_dtype}, as planned")
+            raise wrong("dtype of paged_kv_cache", k.dtype, f"{plan.kv_dtype}, as planned")
         order = (1, 2) if self._kv_layout == "NHD" else (2, 1)
         found = tuple(k.shape[axis] for axis in order) if k.dim() == 4 else ()
         if found != (plan.page_size, plan.num_kv_heads):
             allowed = f"{(plan.page_size, plan.num_kv_heads)}, as planned"
-            raise _wrong(f"(page_size, num_kv_heads) of a {self._kv_layout} cache", found, allowed)
+            raise wrong(f"(page_size, num_kv_heads) of a {self._kv_layout} cache", found, allowed)
 
 
 class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):
@@ -422,110 +398,3 @@ class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWra
             paged_kv_indices_buffer=indices_buffer,
             paged_kv_last_page_len_buffer=last_page_len_buffer,
         )
-
-
-@dataclass(frozen=True)
-class _PlanOptions:
-    """The options of ``plan`` with FlashInfer's defaults, checked."""
-
-    pos_encoding_mode: str = "NONE"
-    window_left: int = -1
-    logits_soft_cap: float | None = None
-    q_data_type: _Dtype = "float16"
-    kv_data_type: _Dtype = None
-    o_data_type: _Dtype = None
-    data_type: _Dtype = None
-    sm_scale: float | None = None
-    rope_scale: float | None = None
-    rope_theta: float | None = None
-    non_blocking: bool = True
-    block_tables: torch.Tensor | None = None
-    seq_lens: torch.Tensor | None = None
-    fixed_split_size: int | None = None
-    disable_split_kv: bool = False
-    q_len_per_req: int = 1
-    window_right: int = 0
-    is_causal: bool | None = None
-    use_token_head_sf: bool = False
-
-    @classmethod
-    def of(cls, given: dict[str, Any]) -> _PlanOptions:
-        """The options of a call.
-
-        Raises:
-            UsageError: an option that does not exist or has a wrong value.
-            UnsupportedError: an option is refused.
-        """
-        unknown = [name for name in given if name not in cls.__dataclass_fields__]
-        if unknown:
-            known = ", ".join(cls.__dataclass_fields__)
-            raise UsageError(f"plan has no argument {unknown[0]!r}: it takes {known}")
-        options = cls(**given)
-        if options.pos_encoding_mode not in _POSITIONS:
-            allowed = f"one of {', '.join(_POSITIONS)}"
-            raise _wrong("pos_encoding_mode", options.pos_encoding_mode, allowed)
-        if options.q_len_per_req < 1:
-            raise _wrong("q_len_per_req", options.q_len_per_req, "at least 1")
-        reason = "how KV is split is the winner's choice"
-        _refuse("fixed_split_size", options.fixed_split_size, reason)
-        _refuse("disable_split_kv", options.disable_split_kv or None, reason)
-        _refuse("window_right", options.window_right or None, "only 0 is served: nothing to come")
-        scales = "there are no scales by token and head"
-        _refuse("use_token_head_sf", options.use_token_head_sf or None, scales)
-        if options.o_data_type is not None and _dtype(options.o_data_type) != options.q_dtype:
-            raise UnsupportedError(
-                f"o_data_type={options.o_data_type!r} is not supported: the output has q's dtype, "
-                f"{options.q_dtype}; convert it afterwards"
-            )
-        return options
-
-    @property
-    def q_dtype(self) -> torch.dtype:
-        """``data_type`` stands for both where it is given, as in FlashInfer."""
-        return _dtype(self.q_data_type if self.data_type is None else self.data_type)
-
-    @property
-    def kv_dtype(self) -> torch.dtype:
-        """Dtype of the cache."""
-        given = self.kv_data_type if self.data_type is None else self.data_type
-        return self.q_dtype if given is None else _dtype(given)
-
-    @property
-    def rope(self) -> Rope | None:
-        """The rotation, with FlashInfer's defaults."""
-        if self.pos_encoding_mode != "ROPE_LLAMA":
-            return None
-        return Rope(theta=self.rope_theta or 1e4, scale=self.rope_scale or 1.0)
-
-
-def _replace(plan: _Plan, changes: dict[str, Any]) -> _Plan:
-    return _Plan(**{**plan.__dict__, **changes})
-
-
-def _dtype(value: _Dtype) -> torch.dtype:
-    found = getattr(torch, value, None) if isinstance(value, str) else value
-    if not isinstance(found, torch.dtype):
-        raise _wrong("data type", value, "a torch dtype or its name, e.g. 'bfloat16'")
-    return found
-
-
-def _alibi_slopes(num_heads: int) -> torch.Tensor:
-    """Slopes of the ALiBi paper (Press et al., 2022) for any number of heads.
-
-    With n the largest power of two: 2^(-8 i / n) for i = 1 to n, then every other one of 2n heads.
-    """
-    n = 1 << (num_heads.bit_length() - 1)
-    exponents = [8.0 * i / n for i in range(1, n + 1)]
-    exponents += [4.0 * i / n for i in range(1, 2 * (num_heads - n), 2)]
-    return torch.tensor([math.exp2(-e) for e in exponents], dtype=torch.float32)
-
-
-def _refuse(name: str, value: object, reason: str) -> None:
-    if value is not None:
-        raise UnsupportedError(f"{name}={value!r} is not supported: {reason}")
-
-
-def _wrong(what: str, value: object, allowed: str) -> UsageError:
-    return UsageError(
-        f"{what} in BatchDecodeWithPagedKVCacheWrapper is {value!r}: must be {allowed}"
-    )

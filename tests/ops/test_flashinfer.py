@@ -15,8 +15,8 @@ from tilescout.kernels.paged_decode.inputs import Rope
 from tilescout.ops.flashinfer import (
     BatchDecodeWithPagedKVCacheWrapper,
     CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
-    _alibi_slopes,
 )
+from tilescout.ops.flashinfer_plan import alibi_slopes
 
 interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="needs TRITON_INTERPRET=1"
@@ -81,7 +81,7 @@ class OnADevice:
     def test_alibi_has_the_slopes_of_the_paper(self) -> None:
         problem = problem_of(num_qo_heads=6)
         inputs = inputs_of(device=self.device, num_qo_heads=6)
-        inputs = replace(inputs, alibi_slopes=_alibi_slopes(6).to(self.device))
+        inputs = replace(inputs, alibi_slopes=alibi_slopes(6).to(self.device))
         wrapper = planned(inputs, problem, pos_encoding_mode="ALIBI")
         assert_right(inputs, wrapper.run(inputs.q, pool_of(inputs)), None)
 
@@ -253,5 +253,5 @@ def test_the_wrapper_names_what_is_wrong(options: dict, error: type, reason: str
 
 def test_slopes_of_a_number_of_heads_that_is_no_power_of_two() -> None:
     expected = [2.0**-e for e in (2, 4, 6, 8, 1, 3)]
-    assert _alibi_slopes(6).tolist() == expected
-    assert _alibi_slopes(8).tolist() == [2.0**-i for i in range(1, 9)]
+    assert alibi_slopes(6).tolist() == expected
+    assert alibi_slopes(8).tolist() == [2.0**-i for i in range(1, 9)]
