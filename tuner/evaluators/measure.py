@@ -31,16 +31,15 @@ from ..environment import warn_if_busy
 from ..gpu_worker import GpuWorker
 from ..measure import MeasureSettings
 from ..measuring_processes import measuring_compile_pool
-from ..process_pool import JobCrashedError, JobMemoryError, JobTimeoutError
 from ..records import Evaluation, MeasurementPolicy, Provenance, TrialStatus
 from ..worker import Outcome, Task
+from .gpu_jobs import GpuJobs
 
 __all__ = ["RUN_TIMEOUT_S", "MeasureEvaluator"]
 
 RUN_TIMEOUT_S = 60.0
 _QUEUED_FOR_GPU = 2
 _POLL_S = 0.2
-_MAX_REASON = 200
 
 _REPEATED = frozenset({TrialStatus.OK, TrialStatus.INCORRECT, TrialStatus.UNREPEATABLE})
 """What the same code and launch will show again."""
@@ -100,8 +99,7 @@ class MeasureEvaluator:
         self._device = device
         self._problem = problem
         self._op_module = op_module
-        self._run_timeout_s = run_timeout_s
-        self._settings = settings or MeasureSettings()
+        settings = settings or MeasureSettings()
         self._best_us = best_us
         self._deadline = deadline
         task = Task(
@@ -112,12 +110,13 @@ class MeasureEvaluator:
             torch_device=torch_device,
             l2_bytes=device.l2_bytes,
             seed=seed,
-            settings=self._settings,
+            settings=settings,
         )
         self._owned: list[CompilePool | GpuWorker] = []
         self._compilers = compilers or self._own(measuring_compile_pool())
-        self._gpu = gpu or self._own(GpuWorker())
-        self._gpu.take_on(task)
+        gpu = gpu or self._own(GpuWorker())
+        gpu.take_on(task)
+        self._jobs = GpuJobs(gpu, run_timeout_s=run_timeout_s, max_finals_s=settings.max_finals_s)
         self.capacity = self._compilers.num_workers + _QUEUED_FOR_GPU
         self._in_flight = 0
         self._has_ended = threading.Event()
@@ -129,12 +128,7 @@ class MeasureEvaluator:
         self._known: dict[Config, Evaluation] = {}
         self._twins: dict[tuple[str, str, str], Evaluation] = {}
         """What was found of a template's code and launch; see ``_code``."""
-        self.busy_s = 0.0
-        """Time that the GPU worker held the GPU: verifying, warming up, timing."""
-        self.num_disturbed = 0
-        """Blocks of samples that were repeated because the GPU's clock or throttling changed."""
         self._started_at: float | None = None
-        self._last_end = 0.0
         self._is_closed = False
         self._is_wanted = threading.Event()
         """A config was submitted, or the evaluator is closed."""
@@ -147,11 +141,21 @@ class MeasureEvaluator:
         return self._scope is None
 
     @property
+    def busy_s(self) -> float:
+        """Time that the GPU worker held the GPU: verifying, warming up, timing."""
+        return self._jobs.busy_s
+
+    @property
+    def num_disturbed(self) -> int:
+        """Blocks of samples that were repeated because the GPU's clock or throttling changed."""
+        return self._jobs.num_disturbed
+
+    @property
     def elapsed_s(self) -> float:
         """Time from the first config that was submitted to the last job of the GPU worker."""
         if self._started_at is None:
             return 0.0
-        return max(0.0, self._last_end - self._started_at)
+        return max(0.0, self._jobs.last_end - self._started_at)
 
     @property
     def gpu_busy_share(self) -> float:
@@ -322,7 +326,7 @@ class MeasureEvaluator:
             return
         # Why a worker cannot start is told with the first config that needs it.
         with suppress(DeviceError, CancelledError):
-            self._gpu.make_ready()
+            self._jobs.make_ready()
 
     def _evaluate(self, compiled: Evaluation, digest: str | None) -> Evaluation:
         """Runs the config, or takes over what its twin showed: same code, launched the same way."""
@@ -334,7 +338,7 @@ class MeasureEvaluator:
                 twin, config=compiled.config, compile_s=compiled.compile_s, measure_s=0.0
             )
         whole = self._whole(compiled.config)
-        outcome = self._run(worker.evaluate, whole, self._best_us, self._part)
+        outcome = self._jobs.run(worker.evaluate, whole, self._best_us, self._part)
         ended = _with_outcome(compiled, outcome)
         if code and ended.status in _REPEATED:
             self._twins[code] = ended
@@ -348,39 +352,11 @@ class MeasureEvaluator:
         launch = template.launch_key(self._problem, self._whole(config))
         return None if launch is None else (config.template, digest, launch)
 
-    def _run(self, job: Callable[..., Outcome], config: Config, *args: object) -> Outcome:
-        """Runs a job on one config in the GPU worker; its death is the config's outcome."""
-        self._gpu.make_ready()  # a new process is not the config's cost
-        start = time.monotonic()
-        try:
-            outcome = self._gpu.run(self._run_timeout_s, job, config, *args)
-        except JobTimeoutError as error:
-            outcome = Outcome(TrialStatus.TIMEOUT, f"running {error}")
-        except JobMemoryError as error:
-            outcome = Outcome(TrialStatus.OUT_OF_RESOURCES, f"running {error}")
-        except JobCrashedError as error:
-            outcome = Outcome(TrialStatus.CRASHED, str(error)[:_MAX_REASON])
-        else:
-            if outcome.is_device_lost:
-                self._gpu.discard()
-        self._last_end = time.monotonic()
-        self._note_disturbed(outcome.num_disturbed, str(config))
-        held_s = outcome.measure_s or self._last_end - start
-        self.busy_s += held_s
-        return replace(outcome, measure_s=held_s)
-
-    def _note_disturbed(self, count: int, where: str) -> None:
-        if count:
-            self.num_disturbed += count
-            _log.info(
-                "%d block(s) repeated, the GPU's clock or throttling changed: %s", count, where
-            )
-
     def _each(
         self, job: Callable[..., Outcome], evaluations: Sequence[Evaluation], *args: object
     ) -> list[Evaluation]:
         """The evaluations after a job on each in the GPU worker."""
-        return [_with_outcome(e, self._run(job, e.config, *args)) for e in evaluations]
+        return [_with_outcome(e, self._jobs.run(job, e.config, *args)) for e in evaluations]
 
     def _compiled_again(self, configs: Sequence[Config]) -> list[Evaluation]:
         """The configs with what the compiler said of them; a resumed search has to ask it anew."""
@@ -394,20 +370,9 @@ class MeasureEvaluator:
         """The candidates in final order, or None where the race brought the worker down."""
         if not candidates:
             return []
-        timeout_s = self._settings.max_finals_s + self._run_timeout_s
-        start = time.monotonic()
-        try:
-            result = self._gpu.run(timeout_s, worker.race, [e.config for e in candidates])
-        except (JobCrashedError, JobTimeoutError) as error:
-            _log.warning("the finals broke down: %s", error)
+        result = self._jobs.race([e.config for e in candidates])
+        if result is None:
             return None
-        finally:
-            self._last_end = time.monotonic()
-            self.busy_s += self._last_end - start
-        if result.is_device_lost:
-            self._gpu.discard()
-            return None
-        self._note_disturbed(result.num_disturbed, "finals")
         ended = [_with_outcome(e, o) for e, o in zip(candidates, result.outcomes, strict=True)]
         _sound(ended, failed)
         if not result.is_settled:
