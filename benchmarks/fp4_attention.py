@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from seeds import compile_all
 from side_by_side import OURS, Baseline, Cell, require_gpu, time_cell, write_record
 from tilescout.kernels.device import DeviceSpec
 from tilescout.kernels.fp4_attention import Fp4AttentionFwdOutputs, Fp4AttentionFwdProblem
 from tilescout.kernels.fp4_attention.operands import quantize_operands
 from tilescout.kernels.fp4_attention.triton_template import FP4_TENSOR_CORES
-from tilescout.kernels.registry import module_of, template
+from tilescout.kernels.registry import template
 from tilescout.search_spaces.registry import joint_space
-from tilescout.tuner.compile_pool import CompilePool
 from tilescout.tuner.timers import Call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -136,7 +136,10 @@ def print_errors(device: DeviceSpec, products: str, lengths: list[int]) -> None:
             mode: problem_of(mode, tokens, products=products, is_causal=False, out_dtype="float32")
             for mode in MODES
         }
-        compile_defaults(list(problems.values()), device)
+        defaults = (
+            (p, space.default) for p in problems.values() for space in joint_space(p, device).spaces
+        )
+        compile_all(defaults, device)
         for mode, problem in problems.items():
             inputs = quantize_operands(
                 *(q, k, v), mode=problem.mode, sm_scale=HEAD_DIM**-0.5, tensor_scale="unit"
@@ -149,18 +152,6 @@ def print_errors(device: DeviceSpec, products: str, lengths: list[int]) -> None:
                 launcher.launch(inputs, Fp4AttentionFwdOutputs(out, lse))
                 figures = " ".join(errors(out[0].double(), exact))
                 print(f"{mode:>14} {tokens:>7} {figures}  {space.template}", flush=True)
-
-
-def compile_defaults(problems: list[Fp4AttentionFwdProblem], device: DeviceSpec) -> None:
-    """Compiles every template's default on all cores; launchers then find them on disk."""
-    with CompilePool() as pool:
-        jobs = [
-            pool.submit(p.op, module_of(p.op), s.template, p, s.default, device.arch)
-            for p in problems
-            for s in joint_space(p, device).spaces
-        ]
-        for job in jobs:
-            job.result()
 
 
 def errors(got: torch.Tensor, exact: torch.Tensor) -> tuple[str, str, str]:
