@@ -7,7 +7,7 @@ import torch
 from ..errors import UsageError
 from ..kernels.paged_decode import PagedDecodeInputs, PagedDecodeOutputs
 from ..kernels.paged_decode.problem import DTYPE_BYTES
-from .checks import check_shape, check_tensor, refuse_grad, wrong
+from .checks import check_flags, check_shape, check_tensor, refuse_grad, wrong
 from .decode_options import DecodeOptions, LseBase, semantics_of
 from .on_device import dtype_name
 from .overlap import check_written_once, shares_memory
@@ -90,6 +90,7 @@ def checked_outputs(
         UsageError: a shape, dtype, stride, device or the base is wrong, or elements would be
             written that are still read or twice.
     """
+    check_flags(function, return_lse=return_lse)
     if lse_base not in ("2", "e"):
         raise UsageError(f"lse_base={lse_base!r} of {function} must be '2' or 'e'")
     q = inputs.q

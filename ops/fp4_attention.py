@@ -15,8 +15,15 @@ from ..errors import UnsupportedError, UsageError
 from ..kernels.fp4_attention import Fp4AttentionFwdOutputs
 from ..kernels.fp4_attention.operands import Operands, TensorScale, quantize_operands
 from ..kernels.fp4_attention.problem import MODES
-from .checks import refuse_grad
-from .fp4_checks import check_qkv, check_word, checked_sm_scale, last_contiguous, swapped
+from .checks import check_flags, refuse_grad
+from .fp4_checks import (
+    check_qkv,
+    check_word,
+    check_words,
+    checked_sm_scale,
+    last_contiguous,
+    swapped,
+)
 from .fp4_launch import launch, resolve_products
 from .fp4_library import AttentionOperator
 from .fp4_nvfp4_pair import nvfp4_attention_sm120_fwd, nvfp4_attention_sm120_quantize_qkv
@@ -123,8 +130,8 @@ def fp4_attention(
     check_word(_OURS, "layout", layout, _LAYOUTS)
     check_word(_OURS, "mode", mode, _MODES)
     check_word(_OURS, "tensor_scale", tensor_scale, _TENSOR_SCALES)
-    for name in smooth:
-        check_word(_OURS, "smooth", name, _SMOOTH)
+    check_words(_OURS, "smooth", smooth, _SMOOTH)
+    check_flags(_OURS, is_causal=is_causal, per_block_mean=per_block_mean, return_lse=return_lse)
     if mode == "emulate" and products == "native":
         raise UsageError(f"mode='emulate' of {_OURS} has no native products: leave products out")
     if is_traced(q, k, v):

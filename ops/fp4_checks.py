@@ -8,13 +8,14 @@ import torch
 
 from ..errors import UsageError
 from ..kernels.fp4_attention.problem import HEAD_DIMS, OUT_DTYPE_BYTES
-from .checks import check_shape, refuse_grad, wrong
+from .checks import check_shape, check_tensor, finite_number, refuse_grad, wrong
 from .on_device import dtype_name
 
 __all__ = [
     "check_operand",
     "check_qkv",
     "check_word",
+    "check_words",
     "checked_out",
     "checked_sm_scale",
     "last_contiguous",
@@ -24,6 +25,8 @@ __all__ = [
 
 def check_qkv(function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """Raises UsageError unless q, k and v ``[B, heads, tokens, D]`` go together."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        check_tensor(function, name, tensor)
     refuse_grad(function, q, k, v)
     if q.dim() != 4:
         raise wrong(function, "shape of q", tuple(q.shape), "of four axes")
@@ -87,9 +90,20 @@ def check_word(function: str, name: str, value: str, allowed: Collection[str]) -
         raise UsageError(f"{name}={value!r} of {function}: one of {', '.join(allowed)}")
 
 
+def check_words(function: str, name: str, values: object, allowed: Collection[str]) -> None:
+    """Raises UsageError unless the argument is a collection of allowed words."""
+    if not isinstance(values, str | tuple | list | set | frozenset):
+        kind = type(values).__name__
+        raise wrong(function, f"type of {name}", kind, f"a tuple of any of {', '.join(allowed)}")
+    for value in [values] if isinstance(values, str) else values:
+        check_word(function, name, value, allowed)
+
+
 def checked_sm_scale(function: str, q: torch.Tensor, sm_scale: float | None) -> float:
     """The factor of the logits; raises UsageError unless it is above 0."""
-    scale = q.shape[3] ** -0.5 if sm_scale is None else float(sm_scale)
+    scale = (
+        q.shape[3] ** -0.5 if sm_scale is None else finite_number(function, "sm_scale", sm_scale)
+    )
     if not scale > 0.0:
         raise wrong(function, "sm_scale", sm_scale, "above 0")
     return scale
@@ -97,6 +111,7 @@ def checked_sm_scale(function: str, q: torch.Tensor, sm_scale: float | None) -> 
 
 def swapped(function: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
     """The tensor with heads and tokens swapped, a view."""
+    check_tensor(function, name, tensor)
     if tensor.dim() != 4:
         raise wrong(function, f"shape of {name}", tuple(tensor.shape), "of four axes")
     return tensor.transpose(1, 2)

@@ -10,7 +10,7 @@ from ..kernels.fp4_attention.operands import quantize_operands
 from ..kernels.fp4_attention.problem import KEY_PADDING, Q_BLOCK_ROWS
 from ..kernels.quantization.block_tensor import BlockTensor, unit_tensor_scale
 from ..kernels.quantization.formats import NVFP4
-from .checks import refuse_grad, wrong
+from .checks import check_flags, check_tensor, refuse_grad, wrong
 from .fp4_checks import check_operand, check_qkv, checked_out, checked_sm_scale, last_contiguous
 from .fp4_launch import launch, resolve_products
 from .fp4_library import ForwardOperator, QuantizeOperator
@@ -51,6 +51,7 @@ def nvfp4_attention_sm120_quantize_qkv(
     Raises:
         UsageError: As for ``fp4_attention``.
     """
+    check_flags(_QUANTIZE, per_block_mean=per_block_mean)
     if is_traced(q, k, v):
         refuse_grad(_QUANTIZE, q, k, v)
         return _quantize(q, k, v, per_block_mean=per_block_mean)
@@ -121,6 +122,7 @@ def nvfp4_attention_sm120_fwd(  # noqa: PLR0917  (FlashInfer's signature)
         done = _calls.launch(tensors, choices)
         if done is not None:
             return done[0], done[1]
+    check_flags(name, causal=causal, per_block_mean=per_block_mean)
     if is_traced(*operands):
         return _forward(
             *operands,
@@ -131,6 +133,8 @@ def nvfp4_attention_sm120_fwd(  # noqa: PLR0917  (FlashInfer's signature)
             lse=lse,
             out_dtype=out_dtype,
         )
+    for what, tensor in (("q_fp4", q_fp4), ("k_fp4", k_fp4)):
+        check_tensor(name, what, tensor)
     if q_fp4.dim() != 4 or k_fp4.dim() != 4:
         raise wrong(name, "shape of q_fp4", tuple(q_fp4.shape), "[B, Hq, Sq, D / 2]")
     batch, heads, query_len, half = q_fp4.shape

@@ -19,9 +19,17 @@ from ..kernels.fp4_attention.problem import KEY_PADDING, MODES
 from ..kernels.fp4_attention_bwd import Fp4AttentionBwdInputs, Fp4AttentionBwdOutputs
 from ..kernels.quantization.block_tensor import BlockTensor
 from ..kernels.quantization.formats import NVFP4
+from .checks import check_flags
 from .fp4_attention import Layout
 from .fp4_bwd_launch import launch_backward
-from .fp4_checks import check_qkv, check_word, checked_sm_scale, last_contiguous, swapped
+from .fp4_checks import (
+    check_qkv,
+    check_word,
+    check_words,
+    checked_sm_scale,
+    last_contiguous,
+    swapped,
+)
 from .fp4_launch import PRODUCTS_ALLOWED, launch, resolve_products
 from .library import NAMESPACE, define_operator, is_traced
 from .on_device import on_device
@@ -95,8 +103,8 @@ def fp4_attention_training(
     check_word(_OURS, "layout", layout, _LAYOUTS)
     check_word(_OURS, "mode", mode, MODES)
     check_word(_OURS, "products", products, PRODUCTS_ALLOWED)
-    for name in smooth:
-        check_word(_OURS, "smooth", name, _SMOOTH)
+    check_words(_OURS, "smooth", smooth, _SMOOTH)
+    check_flags(_OURS, is_causal=is_causal, allow_mxfp4_p=allow_mxfp4_p)
     if mode == "direct" and not allow_mxfp4_p:
         raise UnsupportedError(
             f"mode='direct' of {_OURS} has P in MXFP4, with which training diverges: in "

@@ -20,12 +20,13 @@ from ..kernels.gdn_decode.problem import STATE_DTYPES, STATE_LAYOUTS
 from ..kernels.registry import template
 from ..tuner import dispatch
 from ..tuner.dispatch import LookupResult, current_snapshot
-from .checks import check_index, check_shape, refuse_grad, wrong
+from .checks import check_flags, check_index, check_shape, check_tensor, refuse_grad, wrong
 from .gdn_checks import (
-    check_beta_options,
+    check_options,
     check_tokens,
     gate_inputs,
     num_sequences,
+    query_factor,
     refuse_arguments,
 )
 from .gdn_chunk import chunk_gated_delta_rule
@@ -157,10 +158,14 @@ def fused_recurrent_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
         )
     check_tokens(_RECURRENT, q, k, v)
     refuse_grad(_RECURRENT, q, k, v, g, beta, initial_state, A_log, dt_bias)
-    check_beta_options(
+    check_options(
         _RECURRENT,
-        allow_neg_eigval=allow_neg_eigval,
+        output_final_state=output_final_state,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        use_gate_in_kernel=use_gate_in_kernel,
         use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval,
+        state_v_first=state_v_first,
     )
     batch, num_v_heads = num_sequences(_RECURRENT, q, cu_seqlens), v.shape[2]
     dims = (q.shape[3], v.shape[3])
@@ -179,7 +184,7 @@ def fused_recurrent_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
         *(q, k, v, *gates),
         state=initial_state,
         slots=None,
-        scale=dims[0] ** -0.5 if scale is None else float(scale),
+        scale=query_factor(_RECURRENT, scale, dims[0]),
         cu_seqlens=cu_seqlens,
         has_beta_sigmoid=use_beta_sigmoid_in_kernel,
         beta_scale=2.0 if allow_neg_eigval else 1.0,
@@ -261,10 +266,12 @@ def gdn_decode(  # noqa: PLR0917  (what a layer has, in the order of its formula
         )
     check_tokens(name, q, k, v)
     refuse_grad(name, q, k, v, g, beta, state, A_log, dt_bias)
+    check_flags(name, use_qk_l2norm=use_qk_l2norm)
     if state_layout not in STATE_LAYOUTS:
         raise UsageError(f"state_layout={state_layout!r} of {name}: one of KV, VK")
     dims = (q.shape[3], v.shape[3])
-    rows = state.shape[0] if slots is not None else q.shape[0]
+    check_tensor(name, "state", state)
+    rows = len(state) if state.dim() and slots is not None else q.shape[0]
     shape = (rows, v.shape[2], *(dims if state_layout == "KV" else dims[::-1]))
     check_shape(name, "state", state, shape)
     if dtype_name(state.dtype) not in STATE_DTYPES:
@@ -284,7 +291,7 @@ def gdn_decode(  # noqa: PLR0917  (what a layer has, in the order of its formula
         *(q, k, v, *gates),
         state=state,
         slots=slots,
-        scale=dims[0] ** -0.5 if scale is None else float(scale),
+        scale=query_factor(name, scale, dims[0]),
         has_beta_sigmoid=is_fused,
     )
     problem = _problem_of(

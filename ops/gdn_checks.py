@@ -6,14 +6,15 @@ import torch
 
 from ..errors import UnsupportedError, UsageError
 from ..kernels.gdn_decode.problem import DTYPE_BYTES
-from .checks import check_index, check_shape, wrong
+from .checks import check_flags, check_index, check_shape, check_tensor, finite_number, wrong
 from .on_device import dtype_name
 
 __all__ = [
-    "check_beta_options",
+    "check_options",
     "check_tokens",
     "gate_inputs",
     "num_sequences",
+    "query_factor",
     "refuse_arguments",
 ]
 
@@ -32,6 +33,8 @@ def refuse_arguments(function: str, **arguments: object) -> None:
 
 def check_tokens(function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """Raises UsageError unless q, k and v are of one dtype, device and number of tokens."""
+    for name, tensor in (("q", q), ("v", v)):
+        check_tensor(function, name, tensor)
     if q.dim() != 4:
         raise wrong(function, "shape of q", tuple(q.shape), "[B, T, H, K]")
     check_shape(function, "k", k, tuple(q.shape))
@@ -57,15 +60,29 @@ def _is_token_major(tensor: torch.Tensor) -> bool:
     return tensor.stride(-1) == 1 and spans
 
 
-def check_beta_options(
-    function: str, *, allow_neg_eigval: bool, use_beta_sigmoid_in_kernel: bool
+def check_options(
+    function: str, *, allow_neg_eigval: bool, use_beta_sigmoid_in_kernel: bool, **flags: bool
 ) -> None:
-    """Refuses eigenvalues below 0 where beta is not computed in the kernel, which doubles it."""
+    """Raises UsageError unless all are bools that go together.
+
+    Eigenvalues below 0 are refused where beta is not computed in the kernel, which doubles it.
+    """
+    check_flags(
+        function,
+        allow_neg_eigval=allow_neg_eigval,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        **flags,
+    )
     if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
         raise UsageError(
             f"allow_neg_eigval=True of {function} needs use_beta_sigmoid_in_kernel=True: without "
             "it, pass 2 * beta"
         )
+
+
+def query_factor(function: str, scale: float | None, head_dim_k: int) -> float:
+    """The factor of q; raises UsageError unless it is a finite number."""
+    return head_dim_k**-0.5 if scale is None else finite_number(function, "scale", scale)
 
 
 def num_sequences(function: str, q: torch.Tensor, cu_seqlens: torch.Tensor | None) -> int:
@@ -76,6 +93,7 @@ def num_sequences(function: str, q: torch.Tensor, cu_seqlens: torch.Tensor | Non
     """
     if cu_seqlens is None:
         return q.shape[0]
+    check_tensor(function, "cu_seqlens", cu_seqlens)
     if q.shape[0] != 1:
         raise wrong(function, "batch of q", q.shape[0], "1 where cu_seqlens is given")
     if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 1:

@@ -22,10 +22,11 @@ from ..tuner.dispatch import LookupResult, current_snapshot
 from ..tuner.tiers import Tier
 from .checks import check_shape, refuse_grad, wrong
 from .gdn_checks import (
-    check_beta_options,
+    check_options,
     check_tokens,
     gate_inputs,
     num_sequences,
+    query_factor,
     refuse_arguments,
 )
 from .gdn_external import differentiable_chunk, is_for_library, is_served, refusing
@@ -154,10 +155,14 @@ def chunk_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
         )
     check_tokens(_FUNCTION, q, k, v)
     has_grad = is_for_library(_FUNCTION, q, k, v, g, beta, initial_state, A_log, dt_bias)
-    check_beta_options(
+    check_options(
         _FUNCTION,
-        allow_neg_eigval=allow_neg_eigval,
+        output_final_state=output_final_state,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        use_gate_in_kernel=use_gate_in_kernel,
         use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval,
+        state_v_first=state_v_first,
     )
     if not use_gate_in_kernel and (A_log is not None or dt_bias is not None):
         raise UsageError(
@@ -186,7 +191,7 @@ def chunk_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     inputs = GdnChunkInputs(
         *(q, k, v, *gates[:2]),
-        scale=dims[0] ** -0.5 if scale is None else float(scale),
+        scale=query_factor(_FUNCTION, scale, dims[0]),
         initial_state=initial_state,
         cu_seqlens=cu_seqlens,
         a_log=gates[2],

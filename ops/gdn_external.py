@@ -54,13 +54,15 @@ def refusing(problem: Problem, inputs: Any, outputs: Any) -> frozenset[str]:
     }
 
 
-def is_for_library(function: str, *tensors: torch.Tensor | None) -> bool:
+def is_for_library(function: str, *tensors: object) -> bool:
     """Whether autograd would record the call, which a library then has to serve.
 
     Raises:
         UsageError: it would, and libraries may not serve such calls.
     """
-    if not torch.is_grad_enabled() or not any(x is not None and x.requires_grad for x in tensors):
+    if not torch.is_grad_enabled() or not any(
+        isinstance(x, torch.Tensor) and x.requires_grad for x in tensors
+    ):
         return False
     if external_policy() != "always":
         raise UsageError(

@@ -125,7 +125,7 @@ def mla_decode(
             type(sm_scale), sm_scale, type(head_dim_v), head_dim_v, kv_dtype,
             type(q_scale), q_scale, type(kv_scale), number,
             type(is_causal), is_causal, type(window_left), window_left, type(soft_cap), soft_cap,
-            lengths, return_lse, lse_base,
+            lengths, type(return_lse), return_lse, lse_base,
         )
         # fmt: on
         done = _calls.launch(tensors, choices)

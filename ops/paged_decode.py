@@ -157,7 +157,7 @@ def paged_decode(
             type(sm_scale), sm_scale, type(q_scale), q_scale,
             type(k_scale), k_number, type(v_scale), v_number,
             type(is_causal), is_causal, type(window_left), window_left, type(soft_cap), soft_cap,
-            rope, lengths, return_lse, lse_base,
+            rope, lengths, type(return_lse), return_lse, lse_base,
         )
         # fmt: on
         done = _calls.launch(tensors, choices)

@@ -155,6 +155,15 @@ def test_what_is_wrong_is_named() -> None:
     refused("shape of q .* four axes", q=x["q"][0])
     refused("dtype of v .* that of q", v=x["v"].float())
     refused("dtype of q .* bf16, fp16 or fp32", **{n: t.double() for n, t in x.items()})
+    refused("type of q .*'NoneType': must be torch.Tensor", q=None)
+    refused("type of v .*'int'", v=1, layout="NHD")
+    refused("type of smooth .*'int': must be a tuple of any of q, k", smooth=1)
+    refused("smooth=None of fp4_attention: one of q, k", smooth=(None,))
+    refused("is_causal of fp4_attention is a tensor: must be True or False", is_causal=x["q"])
+    refused("return_lse of fp4_attention is None: must be True or False", return_lse=None)
+    quantize = nvfp4_attention_sm120_quantize_qkv
+    refused("type of k .*'str'", function=quantize, k="k")
+    refused("per_block_mean of .* is 1: must be True or False", function=quantize, per_block_mean=1)
     refused("requires grad", q=x["q"].requires_grad_())
     refused(
         "does not support attn_mask, sm_scale",

@@ -144,6 +144,14 @@ WRONG = {
         lambda i: {"sm_scale": math.nan},
         r"sm_scale=nan of paged_decode must be finite",
     ),
+    "scale that no float holds": (
+        lambda i: {"sm_scale": 10**400},
+        r"sm_scale=inf of paged_decode must be finite",
+    ),
+    "return_lse that is no truth value": (
+        lambda i: {"return_lse": torch.ones(2)},
+        r"return_lse of paged_decode is a tensor: must be True or False",
+    ),
     "scale of q on the device": (
         lambda i: {"q_scale": torch.ones(1)},
         r"q_scale of paged_decode is a tensor: must be a number",
@@ -253,7 +261,7 @@ WRONG = {
     "cap that is a flag": (lambda i: {"soft_cap": True}, r"soft_cap of .* is True: must be a num"),
     "causal by a word": (
         lambda i: {"is_causal": "no"},
-        r"is_causal='no' of paged_decode must be True or False",
+        r"is_causal of paged_decode is 'no': must be True or False",
     ),
     "rope with a base of text": (
         lambda i: {"rope": ops.Rope(theta="1e6")},
