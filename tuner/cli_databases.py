@@ -39,7 +39,7 @@ def add_to(app: typer.Typer) -> None:
 def report(
     *,
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--out", metavar="DIR", help="Folder to write to.", show_default=False),
     ] = None,
     gpu: GpuFilter = None,
@@ -73,6 +73,8 @@ def report(
     """
     if out is None and form != "md":
         raise UsageError("report needs --out DIR; --format md prints the tables without a folder")
+    if out is not None and not out.strip():
+        raise UsageError(f"--out {out!r} names no folder: write . for the one you are in")
     from .report import NUM_PLOTS, write_report
     from .store import Store
 
@@ -82,7 +84,7 @@ def report(
         stores = [stack.enter_context(Store.open(path, read_only=True)) for path in locations]
         if out is not None:
             num_plots = NUM_PLOTS if plots is None else plots
-            paths = write_report(stores, out, gpus=gpus, num_plots=num_plots)
+            paths = write_report(stores, Path(out), gpus=gpus, num_plots=num_plots)
         text = _markdown(stores, gpus) if form == "md" else _listing(paths, Format(form))
     typer.echo(text)
 

@@ -126,6 +126,8 @@ def _import_table(
     if source is None or day is None:
         missing = "--source" if source is None else "--date"
         raise UsageError(f"--published needs {missing}: where the figures are from, and when")
+    if file == STANDARD_STREAM:
+        raise UsageError("--published reads its table from a file, not from standard input")
     moment, policy = _moment(day), _policy(given["--policy"])
     kind = Provenance(provenance)
     path = Path(file)

@@ -96,6 +96,7 @@ USAGE = {
     "empty --db of report": (("report", "--out", "r", "--db", ""), r"--db '' names no database"),
     "empty --db of export": (("export", "--db", ""), r"--db '' names no database"),
     "empty --db of import": (("import", "x.json", "--db", ""), r"--db '' names no database"),
+    "empty --out of report": (("report", "--out", ""), r"--out '' names no folder"),
     "report without --out": (("report",), r"report needs --out DIR"),
     "import of nothing": (("import", "none.json"), r"cannot read 'none\.json': No such file"),
     "a server for look-ups": (

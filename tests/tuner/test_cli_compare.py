@@ -70,6 +70,7 @@ def test_csv_has_a_row_for_each_problem(capsys, databases):
     [
         (["--where", "ptxas=1"], "'ptxas=1' is no condition"),
         (["--where", "triton=0.1"], "nothing to compare"),
+        (["--op", "decode"], "no results of op='decode'; they have: paged_decode"),
         (["--gpu", "h900"], "unknown GPU 'h900'"),
     ],
 )

@@ -74,6 +74,13 @@ def test_wrong_options_are_refused_and_leave_no_database(
     assert not db.exists()
 
 
+def test_a_table_on_standard_input_is_refused(capsys, tmp_path):
+    db = tmp_path / "new.db"
+    code, _, err = run(capsys, "-", "--published", *ABOUT, "--db", str(db))
+    assert (code, "from a file, not from standard input" in err) == (2, True)
+    assert not db.exists()
+
+
 def test_a_wrong_table_leaves_no_database(capsys, tmp_path):
     path, db = tmp_path / "table.csv", tmp_path / "new.db"
     path.write_text("gpu,op\n", encoding="utf-8")

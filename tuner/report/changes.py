@@ -199,6 +199,10 @@ def compare_results(
     before = _selected(base, skus, op, base_selection)
     after = _selected(other, skus, op, selection)
     if not before.keys() & after.keys():
+        present = sorted({search.key.problem.op for search in load_searches([base, other], skus)})
+        if op is not None and op not in present:
+            known = ", ".join(present) or "none"
+            raise UsageError(f"{base} and {other} have no results of op={op!r}; they have: {known}")
         raise UsageError(
             f"{base} ({len(before)} results) and {other} ({len(after)} results) have no problem in "
             "common on the same SKU, provenance and policy: there is nothing to compare"
