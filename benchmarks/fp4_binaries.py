@@ -26,12 +26,12 @@ COLUMNS = (
     *("registers", "spill bytes", "shared KiB", "tensor columns", "instructions", "in loop"),
 )
 VARIANTS = ("conversion", "dequantize", "load")
-"""The parameter of a template that is not its tile."""
+"""The parameter of a template that is not its tile, where it has one."""
 
 
 def variant_of(config: Config) -> str:
-    """The value of that parameter."""
-    return next(str(config[name]) for name in VARIANTS if name in config.as_dict())
+    """The value of that parameter, or nothing."""
+    return next((str(config[name]) for name in VARIANTS if name in config.as_dict()), "")
 
 
 def head_of(
@@ -61,7 +61,7 @@ def row_of(problem: Fp4AttentionFwdProblem, config: Config, device: DeviceSpec) 
         return (*head, "", stages, variant, failure, *[""] * 6)
     facts = result.facts[-1]
     # TileLang's waits are loops behind the code, which jump back over all of it.
-    in_loop = "" if "load" in config.as_dict() else str(facts.loop_instructions)
+    in_loop = "" if config.template.startswith("tilelang_") else str(facts.loop_instructions)
     return (
         *(*head, str(facts.threads_per_block // 32), stages, variant),
         ", ".join(sorted(declared_kinds(problem))),

@@ -13,6 +13,7 @@ from ..kernels.device import DeviceSpec
 from ..kernels.fp4_attention import Fp4AttentionFwdProblem
 from .constraints import TILE_REGISTERS, fits_shared_memory
 from .fp4_attention_fwd_tilelang import tilelang_emulated_space
+from .fp4_attention_fwd_tilelang_native import tilelang_native_space
 from .parameters import Parameter, categorical, ordered
 from .space import Constraint, SearchSpace
 
@@ -154,5 +155,6 @@ def _columns_fit(
 SPACES = {
     "triton_native": native_space,
     "triton_emulated": emulated_space,
+    "tilelang_native": tilelang_native_space,
     "tilelang_emulated": tilelang_emulated_space,
 }

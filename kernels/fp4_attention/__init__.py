@@ -23,6 +23,7 @@ OPERATION = lazy_operation(
     {
         "triton_native": ("triton_template", "Fp4AttentionNative"),
         "triton_emulated": ("triton_template", "Fp4AttentionEmulated"),
+        "tilelang_native": ("tilelang_native_template", "Fp4AttentionTileLangNative"),
         "tilelang_emulated": ("tilelang_template", "Fp4AttentionTileLang"),
     },
 )

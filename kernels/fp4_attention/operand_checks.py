@@ -8,7 +8,9 @@ if TYPE_CHECKING:
     # Templates are loaded where there is no torch.
     from .inputs import Fp4AttentionFwdInputs, Fp4AttentionFwdOutputs
 
-__all__ = ["unsupported_operands"]
+__all__ = ["unaligned_rows", "unsupported_operands"]
+
+ELEMENTS_PER_STRIDE = 8
 
 
 def unsupported_operands(
@@ -34,4 +36,16 @@ def unsupported_operands(
             return f"{name}: starts at no multiple of 16 bytes; clone it"
     if outputs is not None and outputs.out.stride(-1) != 1:
         return "the last axis of out is not contiguous"
+    return None
+
+
+def unaligned_rows(outputs: Fp4AttentionFwdOutputs | None) -> str | None:
+    """None, or why rows of the output cannot be written in pieces of 16 bytes."""
+    if outputs is None:
+        return None
+    out = outputs.out
+    if any(stride % ELEMENTS_PER_STRIDE for stride in out.stride()[:3]):
+        return f"out has strides {out.stride()}, no multiples of {ELEMENTS_PER_STRIDE}"
+    if out.data_ptr() % 16:
+        return f"out starts {out.data_ptr() % 16} bytes after a multiple of 16"
     return None

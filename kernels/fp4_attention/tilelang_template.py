@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..base import Config, KernelSpec, KernelTemplate, LaunchEstimate
 from ..device import DeviceSpec
 from ..source_hash import source_hash
-from .operand_checks import unsupported_operands
+from .operand_checks import unaligned_rows, unsupported_operands
 from .problem import HEAD_DIMS, OUT_DTYPE_BYTES, Fp4AttentionFwdProblem
 from .tilelang_specs import (
     ATTENTION_KERNEL,
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from .inputs import Fp4AttentionFwdInputs, Fp4AttentionFwdOutputs
     from .tilelang_launcher import Fp4AttentionTileLangLauncher
 
-__all__ = ["Fp4AttentionTileLang"]
+__all__ = ["Fp4AttentionTileLang", "above_grid"]
 
 HOPPER = (9, 0)
 MAX_GRID_AXIS = 65535
-ELEMENTS_PER_STRIDE = 8
 _BF16_BYTES = 2
 _NVFP4_BYTES = 4.5 / 8
 
@@ -53,11 +52,7 @@ class Fp4AttentionTileLang(KernelTemplate):
             )
         if problem.head_dim not in HEAD_DIMS:
             return f"head_dim={problem.head_dim} is not one of {', '.join(map(str, HEAD_DIMS))}"
-        for axis in ("batch", "num_qo_heads"):
-            if getattr(problem, axis) > MAX_GRID_AXIS:
-                value = getattr(problem, axis)
-                return f"{axis}={value} is above {MAX_GRID_AXIS}, an axis of a CUDA grid"
-        return None
+        return above_grid(problem)
 
     def supports_tensors(
         self,
@@ -66,15 +61,7 @@ class Fp4AttentionTileLang(KernelTemplate):
         outputs: Fp4AttentionFwdOutputs | None = None,
     ) -> str | None:
         """None, or why these tensors cannot be served: rows of the output must be aligned."""
-        reason = unsupported_operands(inputs, outputs)
-        if reason is not None or outputs is None:
-            return reason
-        out = outputs.out
-        if any(stride % ELEMENTS_PER_STRIDE for stride in out.stride()[:3]):
-            return f"out has strides {out.stride()}, no multiples of {ELEMENTS_PER_STRIDE}"
-        if out.data_ptr() % 16:
-            return f"out starts {out.data_ptr() % 16} bytes after a multiple of 16"
-        return None
+        return unsupported_operands(inputs, outputs) or unaligned_rows(outputs)
 
     def kernel_specs(
         self, problem: Fp4AttentionFwdProblem, config: Config
@@ -109,6 +96,15 @@ class Fp4AttentionTileLang(KernelTemplate):
         return source_hash(
             (*(f"{package}.{name}" for name in own), *(f"{root}.{name}" for name in shared))
         )
+
+
+def above_grid(problem: Fp4AttentionFwdProblem) -> str | None:
+    """None, or which size is more than an axis of the grid holds."""
+    for axis in ("batch", "num_qo_heads"):
+        value = getattr(problem, axis)
+        if value > MAX_GRID_AXIS:
+            return f"{axis}={value} is above {MAX_GRID_AXIS}, an axis of a CUDA grid"
+    return None
 
 
 def _dequantize_estimates(problem: Fp4AttentionFwdProblem) -> tuple[LaunchEstimate, ...]:
