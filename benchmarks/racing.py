@@ -5,7 +5,7 @@ For each recorded space the field is the true top 20 by the median of all sample
 race each config's samples in random order; it picks well where the median of all samples of its
 choice is within 0.5% of the best. Also judged: the rule that ends the sampling of a single trial.
 
-    python benchmarks/racing.py ../shared/replay/*.json.gz --draws 1000
+    python benchmarks/racing.py recordings/*.json.gz --draws 1000
 
 Files are caches of Kernel Tuner with the raw times of every config; the first launch is dropped.
 """
