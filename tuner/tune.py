@@ -34,6 +34,7 @@ from .search.stopping import GainRule
 from .store import Store
 from .store.records import StudyRecord, TrialRecord, WinnerRecord
 from .targets import Mode, Target, resolve_targets
+from .tune_arguments import checked_budget, checked_names, checked_seed
 from .tune_summary import TuneRow, TuneSummary
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ __all__ = ["ALL_WORKLOADS", "tune"]
 
 ALL_WORKLOADS = "all"
 
-_SEED_END = 2**32
-"""The random generators of NumPy and scikit-learn take no more."""
 _COMPILE_CORE_S = 4.0
 """Time of one core to compile and read a config; 3.7 s over 26 configs of paged decode for sm_90
 and sm_100 with Triton 3.9 on a 2-core virtual machine, November 2026."""
@@ -95,11 +94,10 @@ def tune(
         StoreError: the database cannot be used.
     """
     started = time.monotonic()
-    limits = _budget(budget, trials, time_budget_s)
-    if not 0 <= seed < _SEED_END:
-        raise UsageError(f"seed={seed!r} must be between 0 and {_SEED_END - 1}")
+    limits = checked_budget(budget, trials, time_budget_s)
+    seed = checked_seed(seed)
     problems = _problems(workload)
-    names = None if templates is None else tuple(templates)
+    gpus, names = checked_names("gpus", gpus), checked_names("templates", templates)
     with ExitStack() as resources:
         measuring = None
         if not dry_run and mode != "predict" and environment.has_gpu():
@@ -319,21 +317,10 @@ class _Run:
         return self._measuring
 
 
-def _budget(name: str, trials: int | None, time_budget_s: float | None) -> Budget:
-    limits = catalog.budget(name)
-    if trials is not None:
-        if trials < 1:
-            raise UsageError(f"trials={trials!r} must be at least 1")
-        limits = replace(limits, num_trials=trials)
-    if time_budget_s is not None:
-        if not time_budget_s > 0:
-            raise UsageError(f"time_budget_s={time_budget_s!r} must be more than 0 seconds")
-        limits = replace(limits, time_budget_s=time_budget_s)
-    return limits
-
-
 def _problems(workload: str | Workload) -> list[WorkloadProblem]:
     """The problems of the workload, or of all of them, each once."""
+    if not isinstance(workload, str | Path | Workload):
+        raise UsageError(f"workload={workload!r} must be a name, a TOML file's path or a Workload")
     if isinstance(workload, Workload):
         entries = list(workload.problems)
     else:
