@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+import torch
+
 from ...errors import UsageError
 from ..tilelang_spec import BoundTileLangKernel, TileLangKernelSpec
 from .inputs import GdnChunkInputs, GdnChunkOutputs
@@ -71,24 +73,31 @@ class GdnChunkTileLangLauncher(GdnChunkTritonLauncher):
         config, problem = self.config, self.config.problem
         is_wy = config.form == "wy"
         scratch_tokens = values["scratch_tokens"]
-        v, v_strides = values["v"], (values["v_stride_t"], values["v_stride_h"])
-        if is_wy:
-            v, v_strides = values["u"], (scratch_tokens * problem.head_dim_v, problem.head_dim_v)
-        strides = [values[f"{name}_stride_{axis}"] for name in ("q", "k") for axis in ("t", "h")]
-        strides += [*v_strides, values["out_stride_t"], values["out_stride_h"]]
         tokens, sequences = values["num_tokens"], values["num_sequences"]
+        segments = config.max_segments(tokens, sequences)
+        # The program's tensors have one axis of tokens and one of states, as long as this call is;
+        # scratch memory may be for more.
+        q, k, out = (_merged(values[name])[:tokens] for name in ("q", "k", "out"))
+        v = values["u"] if is_wy else _merged(values["v"])
+        initial = _merged(values["initial_state"]) if traits.has_initial_state else None
+        final = _merged(values["final_state"]) if traits.has_final_state else None
+        entry = None
+        if config.segment:
+            shape = (segments * problem.num_v_heads, problem.head_dim_k, problem.head_dim_v)
+            entry = values["entry_state"][:segments].view(shape)
+        strides = [x.stride(axis) for x in (q, k, v, out) for axis in (0, 1)]
         self._scan(traits)(
-            values["q"],
-            values["k"],
+            q,
+            k,
             v,
             values["cu_seqlens"] if traits.is_varlen else None,
             values["total_decay"],
             values["w" if is_wy else "inverse"],
             values["scores"],
-            values["initial_state"] if traits.has_initial_state else None,
-            values["entry_state"] if config.segment else None,
-            values["out"],
-            values["final_state"] if traits.has_final_state else None,
+            initial,
+            entry,
+            out,
+            final,
             values["scale"],
             *(stride // ELEMENTS_PER_STRIDE for stride in strides),
             tokens,
@@ -96,8 +105,13 @@ class GdnChunkTileLangLauncher(GdnChunkTritonLauncher):
             sequences,
             values["tokens_each"],
             config.segment,
-            config.max_segments(tokens, sequences),
+            segments,
         )
+
+
+def _merged(x: torch.Tensor) -> torch.Tensor:
+    """A view with the first two axes as one."""
+    return x.view(x.shape[0] * x.shape[1], *x.shape[2:])
 
 
 def _check_rows(values: dict[str, Any]) -> None:

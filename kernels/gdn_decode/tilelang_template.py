@@ -227,34 +227,41 @@ class GdnDecodeTileLangLauncher:
         if reason is not None:
             raise UsageError(
                 f"these tensors are not supported by gdn_decode/tilelang: {reason}; use template "
-                "'triton', or let the states start at a multiple of 16 bytes"
+                "'triton', or let states start at multiples of 16 bytes and sequences follow one "
+                "another"
             )
-        q, k, v, out = inputs.q, inputs.k, inputs.v, outputs.out
-        variant = _variant(inputs, out=out, state_out=outputs.state)
+        variant = _variant(inputs, out=outputs.out, state_out=outputs.state)
         unit = _VECTOR if variant.is_aligned else 1
+        # The program's tensors have one axis of tokens and one of states, and are checked for it.
+        q, k, v, out = (_merged(x) for x in (inputs.q, inputs.k, inputs.v, outputs.out))
         states = [x for x in (inputs.state, outputs.state) if x is not None]
         self._bound(variant)(
             q,
             k,
             v,
-            inputs.gate,
-            inputs.beta,
+            _merged(inputs.gate),
+            _merged(inputs.beta),
             inputs.a_log,
             inputs.dt_bias,
-            inputs.state,
-            outputs.state,
+            None if inputs.state is None else _merged(inputs.state),
+            None if outputs.state is None else _merged(outputs.state),
             inputs.slots,
             inputs.cu_seqlens,
             out,
             inputs.scale,
-            *(x.stride(axis) // unit for x in (q, k, v, out) for axis in (1, 2)),
+            *(x.stride(axis) // unit for x in (q, k, v, out) for axis in (0, 1)),
             self.problem.batch,
             self.problem.num_steps,
-            q.shape[0] * q.shape[1],
+            q.shape[0],
             states[0].shape[0] if states else 1,
             self.config.block_tiles,
             self.num_blocks,
         )
+
+
+def _merged(x: torch.Tensor) -> torch.Tensor:
+    """A view with the first two axes as one."""
+    return x.view(x.shape[0] * x.shape[1], *x.shape[2:])
 
 
 def _variant(
@@ -282,8 +289,16 @@ def _unsupported_tensors(inputs: GdnDecodeInputs, outputs: GdnDecodeOutputs | No
     for name, state in (("state", inputs.state), ("the state to write", written)):
         if state is not None and state.data_ptr() % 16:
             return f"{name} starts {state.data_ptr() % 16} bytes after a multiple of 16"
-    if inputs.q.device.type != "cuda":
-        return f"q is on device {inputs.q.device}, and TileLang has no interpreter"
+    tokens = [("q", inputs.q), ("k", inputs.k), ("v", inputs.v)]
+    for name, x in [*tokens, *([] if outputs is None else [("out", outputs.out)])]:
+        if x.shape[0] > 1 and x.stride(0) != x.shape[1] * x.stride(1):
+            return f"{name} has strides {x.stride()}: sequences do not follow one another"
+    return _unsupported_device(inputs.q)
+
+
+def _unsupported_device(q: torch.Tensor) -> str | None:
+    if q.device.type != "cuda":
+        return f"q is on device {q.device}, and TileLang has no interpreter"
     return None
 
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from tilelang_host_calls import LauncherOnHost
 from tilelang_on_host import HostKernel
 from tilescout.kernels.base import Config
-from tilescout.kernels.gdn_chunk_fwd import GdnChunkProblem
+from tilescout.kernels.gdn_chunk_fwd import GdnChunkProblem, tilelang_launcher, triton_launcher
 from tilescout.kernels.gdn_chunk_fwd import reference as ref
 from tilescout.kernels.gdn_chunk_fwd.inputs import RESET, pack
 from tilescout.kernels.gdn_chunk_fwd.tilelang_config import GdnChunkTileLangConfig
@@ -196,6 +197,51 @@ def test_the_generated_code_matches_the_reference(case, tmp_path) -> None:
     inputs = inputs_of(problem)
     outputs = scan(problem, config, inputs, tmp_path, is_reversed="segments" in case)
     assert ref.compare(problem, inputs, outputs).reason is None
+
+
+def launched(problem, config, inputs, outputs, folder):
+    """What the scan's kernel would be launched with, and what it should be, by its names."""
+    typed, tokens = GdnChunkTileLangConfig(problem, config), inputs.num_tokens
+    with pytest.MonkeyPatch.context() as patch:
+        on_host = LauncherOnHost(patch, folder)
+        patch.setattr(triton_launcher, "_arch_of", lambda device: 90)
+        patch.setattr(triton_launcher, "_bound", lambda *spec: lambda *values: None)
+        patch.setattr(tilelang_launcher, "_load", lambda spec, arch: spec.bind(arch))
+        # Scratch memory for more than this call.
+        launcher = tilelang_launcher.GdnChunkTileLangLauncher(typed, inputs, 2 * tokens, 9)
+        launcher.launch(inputs, outputs)
+    scratch, is_wy = launcher._scratch, typed.form == "wy"
+    q, k = scratch.get("q", inputs.q), scratch.get("k", inputs.k)
+    token_major = {"q": q, "k": k, "out": outputs.out} | ({} if is_wy else {"v": inputs.v})
+    strides = {(n, a): x.stride(i) for n, x in token_major.items() for i, a in ((1, "t"), (2, "h"))}
+    if is_wy:
+        strides |= {("v", a): scratch["u"].stride(i) for i, a in ((0, "t"), (1, "h"))}
+    values = {
+        **{"Q": q, "K": k, "V": scratch["u"] if is_wy else inputs.v, "Out": outputs.out},
+        **{"Bounds": inputs.cu_seqlens, "Decay": scratch["total_decay"]},
+        **{"Left": scratch["w" if is_wy else "inverse"], "Scores": scratch["scores"]},
+        **{"Initial": inputs.initial_state, "Final": outputs.final_state},
+        **{"Entry": scratch["entry_state"], "scale": inputs.scale},
+        **{f"{n}_stride_{a}": stride // UNIT for (n, a), stride in strides.items()},
+        **{"num_tokens": tokens, "num_sequences": inputs.num_sequences, "tokens_each": tokens},
+        **{"scratch_tokens": scratch["total_decay"].shape[1], "segment_chunks": typed.segment},
+        "num_segments": typed.max_segments(tokens, inputs.num_sequences),
+    }
+    return on_host, values
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", VALUES)
+def test_the_launcher_passes_what_the_program_declares(case, tmp_path) -> None:
+    if shutil.which("gcc") is None:
+        pytest.skip("no gcc")
+    problem, values = VALUES[case]
+    inputs, long = inputs_of(problem), replace(problem, num_tokens=8192, max_seqlen=8192)
+    config = config_of(long, **values)
+    on_host, expected = launched(
+        problem, config, inputs, ref.make_outputs(problem, inputs), tmp_path
+    )
+    on_host.check("gdn_chunk_tilelang_scan", expected)
 
 
 BROKEN = {

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tilelang_host_calls import LauncherOnHost
 from tilelang_on_host import HostKernel
 from tilescout.kernels.base import Config
 from tilescout.kernels.gdn_decode import GdnDecodeOutputs, GdnDecodeProblem
@@ -66,11 +67,17 @@ def values_of(problem, config, inputs, outputs, is_aligned):
 
 
 def run(problem, config, inputs, outputs, folder, *, is_reversed=False, change=None) -> None:
-    """The kernel that the launcher would take, on the CPU."""
+    """The kernel that the launcher takes, on the CPU, with what the launcher passes."""
     typed = host.GdnDecodeTileLangConfig.of(config)
     variant = host._variant(inputs, out=outputs.out, state_out=outputs.state)
-    kernel = HostKernel.of(host._spec(problem, typed, variant), folder, change=change)
     values = values_of(problem, typed, inputs, outputs, variant.is_aligned)
+    with pytest.MonkeyPatch.context() as patch:
+        on_host = LauncherOnHost(patch, folder)
+        patch.setattr(host, "_unsupported_device", lambda q: None)
+        launcher = host.GdnDecodeTileLangLauncher(problem, typed, inputs)
+        launcher.launch(inputs, outputs)
+        on_host.check("gdn_decode_tilelang", values)
+    kernel = HostKernel.of(host._spec(problem, typed, variant), folder, change=change)
     kernel((values["num_blocks"],), values, is_reversed=is_reversed)
 
 
@@ -138,6 +145,15 @@ def test_states_may_be_missing(tmp_path) -> None:
     outputs = GdnDecodeOutputs(torch.full_like(inputs.v, math.nan), None)
     run(SMALL, config_of("tma both ways"), fresh, outputs, tmp_path)
     assert ref.compare(SMALL, fresh, outputs).reason is None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_needs_a_compiler")
+def test_axes_that_the_program_does_not_declare_are_found(tmp_path, monkeypatch) -> None:
+    inputs = ref.make_validation_inputs(SMALL, device="cpu", seed=1)
+    monkeypatch.setattr(host, "_merged", lambda x: x)
+    with pytest.raises(RuntimeError, match="input Q ndim mismatch, expected 3"):
+        run(SMALL, config_of("direct"), inputs, ref.make_outputs(SMALL, inputs), tmp_path)
 
 
 BROKEN = {
@@ -250,6 +266,8 @@ def test_what_the_template_refuses_has_a_reason(h200) -> None:
     odd = inputs.state.new_zeros(inputs.state.numel() + 1)[1:].view(inputs.state.shape)
     reason = chosen.supports_tensors(SMALL, replace(inputs, state=odd))
     assert reason == "state starts 4 bytes after a multiple of 16"
+    apart = replace(inputs, v=torch.cat([inputs.v, inputs.v], dim=1)[:, :1])
+    assert "v has strides (512, 256, 64, 1)" in chosen.supports_tensors(SMALL, apart)
 
 
 def test_an_estimate_names_the_kernel_and_sizes_are_no_part_of_it(h200) -> None:
