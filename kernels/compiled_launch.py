@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -25,16 +26,13 @@ from .triton_spec import BoundTritonKernel
 
 __all__ = [
     "Address",
-    "Enqueue",
+    "BoundLaunch",
     "RecordedLaunch",
-    "enqueuer",
+    "bound_launch",
     "has_launch_hooks",
     "record",
     "without_offsets",
 ]
-
-Enqueue = Callable[[int, Sequence[int]], None]
-"""(stream, addresses of the call's tensors) -> one launch."""
 
 _runtime = knobs.runtime
 _C_LAUNCHER_VERSIONS = ("3.9.",)
@@ -60,6 +58,20 @@ class RecordedLaunch:
     """Run-time arguments: numbers, an ``Address``, or scratch memory."""
     constants: tuple[Any, ...]
     """Values of the compile-time arguments, which follow."""
+
+
+@dataclass(frozen=True)
+class BoundLaunch:
+    """One launch of a compiled kernel on one stream, which lacks only addresses."""
+
+    pick: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+    constants: tuple[Any, ...]
+    enqueue: Callable[[tuple[Any, ...]], object]
+    """Takes what ``arguments`` gives."""
+
+    def arguments(self, addresses: Sequence[int]) -> tuple[Any, ...]:
+        """The kernel's run-time arguments for these addresses of the call's tensors."""
+        return self.pick((*addresses, *self.constants))
 
 
 class _NotRecordableError(Exception):
@@ -135,23 +147,23 @@ def without_offsets(
     return flat, tuple(places)
 
 
-def enqueuer(launch: RecordedLaunch, num_addresses: int) -> Enqueue:
-    """Enqueues the launch for other addresses, in as few steps as the version of Triton allows.
+def bound_launch(launch: RecordedLaunch, num_addresses: int, stream: int) -> BoundLaunch:
+    """The launch for other addresses, in as few steps as the version of Triton allows.
 
     Scratch memory must outlive it, as must the device's context.
     """
     order, constants = _order(launch, num_addresses)
-    run = launch.kernel.run
+    pick = itemgetter(*order)
+    run, kernel = launch.kernel.run, launch.kernel
     if _has_known_c_launcher(run):
-        return _c_launch(launch, run, itemgetter(*order), constants)
-    pick, compile_time = itemgetter(*order), launch.constants
-    grid, function, packed = launch.grid, launch.kernel.function, launch.kernel.packed_metadata
+        return BoundLaunch(pick, constants, _c_launch(launch, run, stream))
+    head = (*launch.grid, stream, kernel.function, kernel.packed_metadata, None, None, None)
+    compile_time = launch.constants
 
-    def enqueue(stream: int, addresses: Sequence[int]) -> None:
-        args = pick((*addresses, *constants))
-        run(*grid, stream, function, packed, None, None, None, *args, *compile_time)
+    def enqueue(arguments: tuple[Any, ...]) -> None:
+        run(*head, *arguments, *compile_time)
 
-    return enqueue
+    return BoundLaunch(pick, constants, enqueue)
 
 
 def has_launch_hooks() -> bool:
@@ -163,42 +175,25 @@ def has_launch_hooks() -> bool:
         return enter is not None or leave is not None
 
 
-def _c_launch(
-    launch: RecordedLaunch,
-    run: Any,
-    pick: Callable[[tuple[Any, ...]], tuple[Any, ...]],
-    constants: tuple[Any, ...],
-) -> Enqueue:
+def _c_launch(launch: RecordedLaunch, run: Any, stream: int) -> Callable[[tuple[Any, ...]], object]:
     """The C function behind the launcher object, which allocates no scratch for this kernel."""
-    call = run.launch
-    grid_x, grid_y, grid_z = launch.grid
-    function, packed = launch.kernel.function, launch.kernel.packed_metadata
-    is_cooperative, is_programmatic = run.launch_cooperative_grid, run.launch_pdl
-    # Compile-time arguments come last and are not passed on: neither need their annotations be.
-    annotations = run.arg_annotations[: len(launch.args)]
-    signature = run.kernel_signature
-
-    def enqueue(stream: int, addresses: Sequence[int]) -> None:
-        call(
-            grid_x,
-            grid_y,
-            grid_z,
-            stream,
-            function,
-            is_cooperative,
-            is_programmatic,
-            packed,
-            None,  # metadata for the hooks
-            None,
-            None,
-            None,  # Triton's own scratch, of both kinds
-            None,
-            annotations,
-            signature,
-            pick((*addresses, *constants)),
-        )
-
-    return enqueue
+    return partial(
+        run.launch,
+        *launch.grid,
+        stream,
+        launch.kernel.function,
+        run.launch_cooperative_grid,
+        run.launch_pdl,
+        launch.kernel.packed_metadata,
+        None,  # metadata for the hooks
+        None,
+        None,
+        None,  # Triton's own scratch, of both kinds
+        None,
+        # Compile-time arguments come last and are not passed on: neither need their annotations be.
+        run.arg_annotations[: len(launch.args)],
+        run.kernel_signature,
+    )
 
 
 def _has_known_c_launcher(run: Any) -> bool:

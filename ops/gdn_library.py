@@ -61,9 +61,14 @@ class StepOperator:
         """Registers ``tilescout::gdn_decode`` and ``tilescout::gdn_decode_out``."""
         self._function = function
         name = function.__name__
-        self._new = define_operator(f"{name}{_STEP}) -> Tensor", function, self._fake)
+        self._new = define_operator(
+            f"{name}{_STEP}) -> Tensor", function, self._fake, is_prepared=True
+        )
         self._into = define_operator(
-            f"{name}_out{_STEP}, Tensor(b!) out) -> ()", self._run_into, lambda *_, **__: None
+            f"{name}_out{_STEP}, Tensor(b!) out) -> ()",
+            self._run_into,
+            lambda *_, **__: None,
+            is_prepared=True,
         )
 
     def __call__(self, *tensors: torch.Tensor, **arguments: Any) -> torch.Tensor:

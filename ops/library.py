@@ -1,7 +1,8 @@
 """Registers public functions with ``torch.library``, so that ``torch.compile`` traces through.
 
-A call on plain tensors outside a trace never comes here: the dispatcher costs microseconds. Under a
-trace the function calls its operator, whose implementation is the function itself on real tensors.
+A call on plain tensors outside a trace never comes here: the dispatcher costs microseconds. Under
+a trace the function calls its operator, whose implementation is the function itself on real
+tensors. An operator called outside a trace passes the dispatcher where the call is not prepared.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from ..kernels.paged_decode.inputs import Rope
+from .operator_shortcut import shorten
 
 __all__ = ["NAMESPACE", "TracedFunction", "define_operator", "is_traced"]
 
@@ -30,13 +32,16 @@ def is_traced(*tensors: object) -> bool:
     return any(isinstance(x, torch.Tensor) and type(x) not in _PLAIN for x in tensors)
 
 
-def define_operator(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+def define_operator(
+    schema: str, run: Callable[..., Any], fake: Callable[..., Any], *, is_prepared: bool = False
+) -> Any:
     """The operator of a schema: ``run`` on real tensors, ``fake`` for shapes.
 
     Args:
         schema: As ``torch.library.Library.define`` takes it.
         run: Runs on CUDA and, in the interpreter, on the CPU.
         fake: Gives the outputs without their values.
+        is_prepared: Whether ``run`` is a public function whose calls are prepared first of all.
     """
     name = schema.partition("(")[0]
     # Inductor must not choose strides: kernels and winners are for those of the caller.
@@ -44,7 +49,10 @@ def define_operator(schema: str, run: Callable[..., Any], fake: Callable[..., An
     for key in ("CUDA", "CPU"):
         _library.impl(name, run, key)
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
-    return getattr(getattr(torch.ops, NAMESPACE), name).default
+    operator = getattr(getattr(torch.ops, NAMESPACE), name).default
+    if is_prepared:
+        shorten(operator, run)
+    return operator
 
 
 class TracedFunction:
@@ -64,6 +72,7 @@ class TracedFunction:
         lists: Sequence[str],
         scales: Sequence[str],
         name: str | None = None,
+        is_prepared: bool = False,
     ) -> None:
         """Registers both.
 
@@ -74,6 +83,7 @@ class TracedFunction:
             lists: Arguments that are a tensor or a sequence of tensors, or None.
             scales: Arguments that are a number or a tensor.
             name: Of the operator; None: that of the function.
+            is_prepared: As ``define_operator`` takes it.
         """
         self._function = function
         self._allocate = allocate
@@ -84,8 +94,10 @@ class TracedFunction:
         name = name or function.__name__
         new = f"{name}({parameters}, bool return_lse=False) -> (Tensor, Tensor)"
         into = f"{name}_out({parameters}, Tensor(a!) out, Tensor(b!)? lse=None) -> ()"
-        self._new = define_operator(new, self._run_new, self._fake_new)
-        self._into = define_operator(into, self._run_into, lambda *args, **kwargs: None)
+        self._new = define_operator(new, self._run_new, self._fake_new, is_prepared=is_prepared)
+        self._into = define_operator(
+            into, self._run_into, lambda *args, **kwargs: None, is_prepared=is_prepared
+        )
 
     def __call__(self, **arguments: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Calls the operator that fits; arguments and result are those of the function."""
@@ -154,4 +166,6 @@ class TracedFunction:
 
 
 def _one_or_all(values: Sequence[torch.Tensor]) -> torch.Tensor | Sequence[torch.Tensor]:
+    if type(values) not in (list, tuple):
+        raise TypeError(f"{type(values).__name__} in the place of a list")  # for the dispatcher
     return values[0] if len(values) == 1 else values

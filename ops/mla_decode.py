@@ -227,4 +227,5 @@ _traced = TracedFunction(
     _allocated,
     lists=("q", "kv_cache"),
     scales=("kv_scale",),
+    is_prepared=True,
 )

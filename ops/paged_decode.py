@@ -29,7 +29,7 @@ from .prepared_launches import Role
 __all__ = ["paged_decode", "resolve_paged_decode"]
 
 _FUNCTION = "paged_decode"
-_NO_BLOCKS = (None, None, None)
+_NO_BLOCKS: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] = (None,) * 3
 _calls = PreparedCalls(
     [
         Role(("inputs.q",)),
@@ -143,17 +143,27 @@ def paged_decode(
         StoreError: a database cannot be read.
     """
     if not is_dynamo_compiling():
-        pool, k, v = one_or_pair(kv_cache)
-        blocks = _NO_BLOCKS if kv_block_scales is None else one_or_pair(kv_block_scales)
-        k_number, k_tensor = number_or_tensor(k_scale)
-        v_number, v_tensor = number_or_tensor(v_scale)
+        # The usual forms first: to call what takes others apart is a tenth of what all this costs.
+        if type(kv_cache) is not tuple or len(kv_cache) != 2:
+            pool, k, v = one_or_pair(kv_cache)
+        else:
+            pool, (k, v) = None, kv_cache
+        form: tuple[type, int] | None = None
+        blocks = _NO_BLOCKS
+        if kv_block_scales is not None:
+            blocks, form = one_or_pair(kv_block_scales), _form_of(kv_block_scales)
+        if type(k_scale) is not float or type(v_scale) is not float:
+            k_number, k_tensor = number_or_tensor(k_scale)
+            v_number, v_tensor = number_or_tensor(v_scale)
+        else:
+            k_number, k_tensor, v_number, v_tensor = k_scale, None, v_scale, None
         # fmt: off
         tensors = (
             q, pool, k, v, kv_indptr, kv_indices, kv_last_page_len, block_table, seq_lens,
             k_tensor, v_tensor, sinks, alibi_slopes, out, lse, *blocks,
         )
         choices = (
-            kv_layout, kv_dtype, type(kv_block_scales),
+            kv_layout, kv_dtype, form,
             type(sm_scale), sm_scale, type(q_scale), q_scale,
             type(k_scale), k_number, type(v_scale), v_number,
             type(is_causal), is_causal, type(window_left), window_left, type(soft_cap), soft_cap,
@@ -254,6 +264,11 @@ def resolve_paged_decode(
     return resolve(function, inputs, mixes_to_try(function, lengths))
 
 
+def _form_of(parts: object) -> tuple[type, int]:
+    """Tells sequences apart of which ``one_or_pair`` makes the same."""
+    return type(parts), len(parts) if isinstance(parts, (tuple, list)) else 1
+
+
 def _allocated(spelt: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """Outputs as ``checked_outputs`` makes them, for arguments of the operator."""
     q = spelt["q"][0]
@@ -275,4 +290,5 @@ _traced = TracedFunction(
     _allocated,
     lists=("q", "kv_cache", "kv_block_scales"),
     scales=("k_scale", "v_scale"),
+    is_prepared=True,
 )

@@ -14,6 +14,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from contextvars import ContextVar
 from operator import itemgetter
 from typing import Any
 
@@ -33,7 +34,14 @@ from .prepared_launches import (
 )
 from .tensor_guard import tensor_guard
 
-__all__ = ["LaunchedCall", "PreparedCall", "PreparedCalls", "Role"]
+__all__ = [
+    "LaunchedCall",
+    "NotPreparedError",
+    "PreparedCall",
+    "PreparedCalls",
+    "Role",
+    "only_prepared",
+]
 
 MAX_CALLS = 1024
 """Prepared calls of one function."""
@@ -48,6 +56,14 @@ _Pick = Callable[[Tensors], tuple[Any, ...]]
 _Place = tuple[int, int, bool]
 """Current device, its current stream, whether that is being captured."""
 _HOST: _Place = (-1, 0, False)
+
+
+class NotPreparedError(Exception):
+    """A call that was to be served prepared or not at all would go the long way."""
+
+
+only_prepared: ContextVar[bool] = ContextVar("tilescout_only_prepared", default=False)
+"""Whether ``launch`` raises NotPreparedError where a call must go the long way."""
 
 
 class PreparedCall:
@@ -118,10 +134,13 @@ class PreparedCalls:
         Args:
             tensors: The arguments that have roles; None where one is not given.
             options: Every other argument, and the types of those that count by type.
+
+        Raises:
+            NotPreparedError: instead, where ``only_prepared`` is set.
         """
         call = self._last
         if call is None:
-            return None
+            return _missed()
         place = self._place()
         given = call.present(tensors)
         try:
@@ -134,10 +153,12 @@ class PreparedCalls:
             if not is_known:
                 call = self._search(tensors, options, place)
                 if call is None:
-                    return None
+                    return _missed()
                 given = call.present(tensors)
         except (TypeError, ValueError):
-            return None  # an argument that cannot be compared or hashed is a mistake: say which
+            return (
+                _missed()
+            )  # an argument that cannot be compared or hashed is a mistake: say which
         launches = call.launches
         if (
             launches is None
@@ -148,11 +169,11 @@ class PreparedCalls:
             or keeps_launchers()
             or has_launch_hooks()
         ):
-            return None
+            return _missed()
         if not call.allocations:
-            return call.outputs(tensors) if launches.enqueue(given, place[1]) else None
+            return call.outputs(tensors) if launches.enqueue(given) else _missed()
         given = (*given, *[allocate() for allocate in call.allocations])
-        return call.outputs((*given, None)) if launches.enqueue(given, place[1]) else None
+        return call.outputs((*given, None)) if launches.enqueue(given) else _missed()
 
     def _search(self, tensors: Tensors, options: Options, place: _Place) -> PreparedCall | None:
         for call in self._calls.get(_key_of(tensors, options, place), ()):
@@ -243,8 +264,14 @@ class PreparedCalls:
         if allocations:
             outputs = [places.get(i, len(given)) for i in outputs]
         call.outputs = _picker(outputs)
-        call.launches = prepare_launches(self._roles, places, given, launched)
+        call.launches = prepare_launches(self._roles, places, given, launched, place[1])
         return call if call.launches is not None else None
+
+
+def _missed() -> tuple[Any, ...] | None:
+    if only_prepared.get():
+        raise NotPreparedError
+    return None
 
 
 _all: weakref.WeakSet[PreparedCalls] = weakref.WeakSet()
@@ -259,10 +286,14 @@ os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _picker(indices: Sequence[int]) -> _Pick:
-    """The elements at these places, as a tuple also where there is one or none."""
-    if len(indices) > 1:
-        return itemgetter(*indices)
-    return lambda values: tuple(values[i] for i in indices)
+    """The elements at these places, as a tuple also where there is one or none.
+
+    One getter in C: neighbours are a slice, which is a tuple of any length.
+    """
+    first = indices[0] if indices else 0
+    if list(indices) == list(range(first, first + len(indices))):
+        return itemgetter(slice(first, first + len(indices)))
+    return itemgetter(*indices)
 
 
 def _key_of(tensors: Tensors, options: Options, place: _Place) -> Hashable:
@@ -279,7 +310,12 @@ def _host_place() -> _Place:
     return _HOST
 
 
+# A build of torch without CUDA has none of them, and then no tensor is on a GPU.
+_current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+_current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
+
+
 def _gpu_place() -> _Place:
-    device = torch._C._cuda_getDevice()
-    stream = torch._C._cuda_getCurrentRawStream(device)
-    return device, stream, torch._C._cuda_isCurrentStreamCapturing()
+    device = _current_device()
+    return device, _current_stream(device), _is_capturing()

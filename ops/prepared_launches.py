@@ -8,14 +8,18 @@ on addresses, which are here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import reduce
-from operator import or_
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Protocol
 
 import torch
 
-from ..kernels.compiled_launch import Address, Enqueue, enqueuer, record, without_offsets
+from ..kernels.compiled_launch import (
+    Address,
+    BoundLaunch,
+    bound_launch,
+    record,
+    without_offsets,
+)
 from ..tuner import capture
 from ..tuner.dispatch import LookupResult
 from .launchers import OwnedLauncher
@@ -23,8 +27,15 @@ from .overlap import reach_bytes
 
 __all__ = ["LaunchedCall", "PreparedLaunches", "Role", "prepare_launches", "tensor_at"]
 
+MAX_ADDRESSES = 128
+"""Sets of addresses that a prepared call remembers; beyond it they are forgotten together. Caches
+differ by layer and allocators give the same blocks again, so one call meets few sets."""
 _ALIGNMENT_BYTES = 16
 """What kernels are specialised on: an address modulo this."""
+
+_Arguments = tuple[tuple[Any, ...], ...]
+"""Of every launch."""
+_address_of = torch.Tensor.data_ptr
 
 
 @dataclass(frozen=True)
@@ -63,13 +74,13 @@ class PreparedLaunches:
 
     owned: OwnedLauncher
     counted: tuple[LookupResult, ...]
-    compiled: tuple[Enqueue, ...] | None
+    compiled: tuple[BoundLaunch, ...] | None
     """None: the launcher itself launches, on inputs and outputs made from the call's tensors."""
+    first: Callable[[tuple[Any, ...]], object] | None
+    """Enqueues where there is one compiled launch."""
     relaunch: Callable[[Sequence[torch.Tensor]], None]
     remainders: list[int]
     """Of every address, by the alignment."""
-    is_aligned: bool
-    """Whether all of them are 0."""
     extra: tuple[Address, ...]
     """Addresses that follow those of the tensors."""
     apart: tuple[tuple[int, int, int, int], ...]
@@ -78,39 +89,53 @@ class PreparedLaunches:
     """(a, b, bytes from a to b)."""
     held: tuple[torch.Tensor, ...]
     """Constants that the launches read."""
+    known: dict[tuple[int, ...], _Arguments] = field(default_factory=dict)
+    """Arguments of the launches for addresses that meet the conditions."""
 
-    def enqueue(self, given: Sequence[torch.Tensor], stream: int) -> bool:
+    def enqueue(self, given: Sequence[torch.Tensor]) -> bool:
         """Enqueues for these tensors; False where their addresses break a condition."""
-        addresses = [tensor.data_ptr() for tensor in given]
-        if (not self.is_aligned or reduce(or_, addresses) % _ALIGNMENT_BYTES) and [
-            address % _ALIGNMENT_BYTES for address in addresses
-        ] != self.remainders:
-            return False
-        for a, b, reach_a, reach_b in self.apart:
-            if -reach_b < addresses[b] - addresses[a] < reach_a:
+        addresses = tuple(map(_address_of, given))
+        arguments = self.known.get(addresses)
+        if arguments is None:
+            arguments = self._arguments(addresses)
+            if arguments is None:
                 return False
-        for a, b, distance in self.neighbours:
-            is_beside = addresses[b] - addresses[a] == distance
-            if not is_beside or _storage_of(given[a]) != _storage_of(given[b]):
+        for a, b, _ in self.neighbours:
+            if _storage_of(given[a]) != _storage_of(given[b]):
                 return False
         owned = self.owned
         owned.was_used = True
         if capture.recorder is not None:
             for result in self.counted:
                 capture.recorder.count(result)
-        if self.compiled is None:
-            with owned.lock:
-                self.relaunch(given)
-            return True
-        for extra in self.extra:
-            addresses.append(addresses[extra.index] + extra.offset_bytes)
-        if len(self.compiled) == 1:
-            self.compiled[0](stream, addresses)  # one launch cannot interleave with another
+        if self.first is not None:
+            self.first(arguments[0])  # one launch cannot interleave with another
             return True
         with owned.lock:
-            for enqueue in self.compiled:
-                enqueue(stream, addresses)
+            if self.compiled is None:
+                self.relaunch(given)
+                return True
+            for launch, values in zip(self.compiled, arguments, strict=True):
+                launch.enqueue(values)
         return True
+
+    def _arguments(self, addresses: tuple[int, ...]) -> _Arguments | None:
+        """What the launches take for new addresses; None where these break a condition."""
+        if [address % _ALIGNMENT_BYTES for address in addresses] != self.remainders:
+            return None
+        for a, b, reach_a, reach_b in self.apart:
+            if -reach_b < addresses[b] - addresses[a] < reach_a:
+                return None
+        for a, b, distance in self.neighbours:
+            if addresses[b] - addresses[a] != distance:
+                return None
+        extra = [addresses[extra.index] + extra.offset_bytes for extra in self.extra]
+        whole = (*addresses, *extra)
+        arguments = tuple([launch.arguments(whole) for launch in self.compiled or ()])
+        if len(self.known) >= MAX_ADDRESSES:
+            self.known.clear()
+        self.known[addresses] = arguments
+        return arguments
 
 
 class _Argument(Protocol):
@@ -124,6 +149,7 @@ def prepare_launches(
     places: Mapping[int, int],
     given: Sequence[torch.Tensor],
     launched: LaunchedCall,
+    stream: int,
 ) -> PreparedLaunches | None:
     """What repeats the launched call for other tensors.
 
@@ -135,6 +161,7 @@ def prepare_launches(
         places: Of the arguments that are given, and the outputs that were allocated, by role.
         given: Those tensors.
         launched: The call.
+        stream: Where compiled kernels are to be enqueued.
     """
     owners = {path: places[i] for i, role in enumerate(roles) for path in role.paths if i in places}
     made: dict[str, _Argument] = {}
@@ -165,14 +192,14 @@ def prepare_launches(
     )
     launches, extra = without_offsets(recorded or (), len(given))
     total = len(given) + len(extra)
-    remainders = [tensor.data_ptr() % _ALIGNMENT_BYTES for tensor in given]
+    compiled = tuple(bound_launch(launch, total, stream) for launch in launches)
     return PreparedLaunches(
         owned=owned,
         counted=launched.counted,
-        compiled=tuple(enqueuer(launch, total) for launch in launches) if launches else None,
+        compiled=compiled or None,
+        first=compiled[0].enqueue if len(compiled) == 1 else None,
         relaunch=_relaunch(launched, made),
-        remainders=remainders,
-        is_aligned=not any(remainders),
+        remainders=[tensor.data_ptr() % _ALIGNMENT_BYTES for tensor in given],
         extra=extra,
         apart=tuple(_apart(roles, places, given)),
         neighbours=tuple(_neighbours(roles, places, given)),
@@ -194,23 +221,23 @@ def _tensors_of(launched: LaunchedCall) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _fields_of(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    for field in fields(value):
-        inner = getattr(value, field.name)
+    for known in fields(value):
+        inner = getattr(value, known.name)
         if isinstance(inner, torch.Tensor):
-            yield f"{path}.{field.name}", inner
+            yield f"{path}.{known.name}", inner
         elif is_dataclass(inner):
-            yield from _fields_of(inner, f"{path}.{field.name}")
+            yield from _fields_of(inner, f"{path}.{known.name}")
 
 
 def _with_tensors(value: Any, path: str, tensors: Mapping[str, torch.Tensor]) -> Any:
     """The dataclass with the tensors at these paths in the place of its own."""
     changes: dict[str, Any] = {}
-    for field in fields(value):
-        inner, at = getattr(value, field.name), f"{path}.{field.name}"
+    for known in fields(value):
+        inner, at = getattr(value, known.name), f"{path}.{known.name}"
         if at in tensors:
-            changes[field.name] = tensors[at]
+            changes[known.name] = tensors[at]
         elif is_dataclass(inner) and any(name.startswith(f"{at}.") for name in tensors):
-            changes[field.name] = _with_tensors(inner, at, tensors)
+            changes[known.name] = _with_tensors(inner, at, tensors)
     return replace(value, **changes)
 
 

@@ -5,24 +5,21 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
-import compiled_stand_in
 import pytest
 import tilescout
 import torch
 import triton
-from compiled_stand_in import Launched, Launches
+from compiled_stand_in import Launches
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prepared_calls import CALLS, Call, decode_calls, step_calls
-from tilescout.errors import TilescoutError
+from prepared_outcomes import agrees, forget, is_prepared, outcome, warm
 from tilescout.kernels.base import Config
-from tilescout.kernels.gdn_chunk_fwd import triton_launcher as gdn_chunk_launcher
 from tilescout.ops import launchers as launchers_module
 from tilescout.ops import prepared
 from tilescout.ops.launchers import LauncherCache
@@ -35,73 +32,6 @@ from tilescout.tuner.lock_file import lock_text
 from tilescout.tuner.records import Toolchain
 
 decode, gdn = (import_module(f"tilescout.ops.{name}") for name in ("paged_decode", "gdn"))
-
-TRITON_VERSIONS = ["3.9.0", "3.6.0"]
-
-
-@pytest.fixture(params=TRITON_VERSIONS)
-def launches(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Iterator[Launches]:
-    monkeypatch.setattr(dispatch, "shipped_database_path", lambda: tmp_path / "shipped.db")
-    dispatch.refresh()
-    forget()
-    for module in ("decode_launch", "gdn", "gdn_chunk", "fp4_launch"):
-        # Scratch memory lies elsewhere when a launcher is built anew, so none may be dropped.
-        found = LauncherCache(max_launchers=10_000)
-        monkeypatch.setattr(import_module(f"tilescout.ops.{module}"), "_launchers", found)
-    yield compiled_stand_in.install(monkeypatch, version=request.param)
-    forget()
-    gdn_chunk_launcher._bound.cache_clear()
-    dispatch.refresh()
-
-
-def forget() -> None:
-    for calls in prepared._all:
-        calls.forget()
-
-
-def outcome(call: Call, launches: Launches) -> tuple[object, ...]:
-    """What a call comes to: its launches and results, or the error."""
-    launches.take()
-    try:
-        with call.context():
-            found = call.function(**call.arguments)
-    except TilescoutError as error:
-        return type(error), str(error), launches.take()
-    results = found if isinstance(found, tuple) else (found,)
-    # What the call allocates lies elsewhere in every call.
-    names = {x.data_ptr(): f"result {i}" for i, x in enumerate(results) if x is not None}
-    given = {x.data_ptr() for x in call.arguments.values() if isinstance(x, torch.Tensor)}
-    enqueued = [
-        (launch.constexprs, launch.signature, launch.grid, *plain_arguments(launch, names, given))
-        for launch in launches.take()
-    ]
-    shown = [x if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in results]
-    return enqueued, shown
-
-
-def plain_arguments(launch: Launched, names: dict[int, str], given: set[int]) -> Iterator[object]:
-    made = {
-        value: (name, launch.constants[name])
-        for (name, _), value in zip(launch.signature, launch.args, strict=True)
-        if name in launch.constants and value not in given
-    }
-    return ({**names, **made}.get(value, value) for value in launch.args)
-
-
-def agrees(sequence: list[Call], launches: Launches) -> int:
-    """Compares every call of a sequence with the long way; how many were served prepared."""
-    forget()
-    quick, num_prepared = [], 0
-    for call in sequence:
-        before = launches.num_long
-        quick.append(outcome(call, launches))
-        num_prepared += launches.num_long == before and bool(quick[-1][0])
-    for call, found in zip(sequence, quick, strict=True):
-        forget()
-        assert found == outcome(call, launches), call.name
-    return num_prepared
 
 
 @pytest.mark.parametrize("make", CALLS.values(), ids=CALLS)
@@ -122,21 +52,16 @@ def test_any_sequence_comes_to_the_same_as_the_long_way(make, data, launches: La
     agrees([*sequence, *sequence, *sequence], launches)
 
 
+def test_no_block_scales_and_three_are_not_the_same(launches: Launches) -> None:
+    calls = {call.name: call for call in decode_calls()}
+    none, three = calls["block scales of none"], calls["block scales of three"]
+    assert agrees([none] * 3 + [three], launches) >= 1
+
+
 @pytest.fixture
 def first() -> Call:
     """The first of the calls of ``gdn_decode``, which is one launch."""
     return step_calls()[0]
-
-
-def is_prepared(call: Call, launches: Launches) -> bool:
-    """Makes the call; whether it went the short way."""
-    before = launches.num_long
-    outcome(call, launches)
-    return launches.num_long == before
-
-
-def warm(call: Call, launches: Launches) -> None:
-    assert [is_prepared(call, launches) for _ in range(3)] == [False, False, True]
 
 
 def test_what_was_resolved_before_a_refresh_serves_no_longer(

@@ -13,6 +13,7 @@ import tilescout
 import torch
 from decode_calls import pool_of, problem_of
 from tilescout import ops
+from tilescout.errors import TilescoutError
 from tilescout.kernels.paged_decode import reference as ref
 
 
@@ -24,6 +25,8 @@ class Call:
     function: Callable[..., Any]
     arguments: dict[str, Any]
     context: Callable[[], AbstractContextManager[object]] = field(default=nullcontext)
+    errors: tuple[type[Exception], ...] = (TilescoutError,)
+    """What it may raise."""
 
 
 def shifted(tensor: torch.Tensor, elements: int = 1) -> torch.Tensor:
