@@ -13,6 +13,8 @@ __all__ = ["tilelang_native_space"]
 
 _WARP = 32
 _ROWS_OF_PRODUCT = 16
+_RING_ALIGNMENT = 1024
+"""Bytes that may be left out before the ring: TMA's targets start at a multiple of as many."""
 
 
 def tilelang_native_space(problem: Fp4AttentionFwdProblem, device: DeviceSpec) -> SearchSpace:
@@ -59,7 +61,7 @@ def _tiles_fit(problem: Fp4AttentionFwdProblem, device: DeviceSpec, config: Conf
     """Codes and scales of Q, of P, and of K and V of every stage."""
     rows, keys, head_dim = int(config["block_m"]), int(config["block_n"]), problem.head_dim
     values = rows * head_dim + rows * keys + 2 * int(config["num_stages"]) * keys * head_dim
-    return fits_shared_memory(values // 2 + values // 16, device)
+    return fits_shared_memory(values // 2 + values // 16 + _RING_ALIGNMENT, device)
 
 
 def _accumulators_fit(problem: Fp4AttentionFwdProblem, config: Config) -> str | None:
