@@ -182,7 +182,11 @@ def attention_program(
     @T.macro
     def load_queries(Q, q_tile, request, head, real_rows):
         for i, d in T.Parallel(rows, head_dim):
-            q_tile[i, d] = T.if_then_else(i < real_rows, Q[request, head + i, d], T.cast(0, dtype))
+            # Rows behind the last head repeat it, and nobody reads what comes of them. Zeros would
+            # take a branch, with which ptxas of CUDA 12.9 to 13.1 reads q through the pointer that
+            # follows the ring where one warp has 3, 5 or 6 stages (SASS for sm_90a; wrong results
+            # and faults on an H200, 2026-11-30).
+            q_tile[i, d] = Q[request, head + T.min(i, real_rows - 1), d]
 
     @T.macro
     def stream_rows(
