@@ -3,36 +3,12 @@
 // What is asynchronous happens as late as it may: cp.async, TMA and products of warp groups at the
 // wait for them, stores by TMA at the wait that frees their source. Shared memory starts as NaN.
 #pragma once
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
+#include "cuda_values_on_host.h"
 #include <deque>
 #include <functional>
 #include <map>
 #include <ucontext.h>
 #include <vector>
-
-using std::max;
-using std::min;
-
-#define __global__
-#define __device__
-#define __forceinline__ inline
-#define __grid_constant__
-#define __shared__ static
-#define __align__(n) __attribute__((aligned(n)))
-#define __launch_bounds__(...)
-#define CUDART_INF_F INFINITY
-#define TL_DEVICE inline
-
-typedef unsigned char uchar;
-typedef unsigned int uint;
-struct Index3 { int x, y, z; };
-inline Index3 threadIdx, blockIdx;
-inline unsigned char *shared_memory;
 
 // The scheduler: thread 0 is the one that runs when nothing else does.
 inline ucontext_t scheduler;
@@ -93,55 +69,10 @@ template <class T> std::vector<T> all_of_warp(const T &mine) {
 template <class T> T __shfl_xor_sync(unsigned, T value, int delta, int = 32) {
   return all_of_warp(value)[threadIdx.x % 32 ^ delta];
 }
-
-struct float2 { float x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
-struct alignas(8) uint2 { unsigned x, y; };
-struct alignas(16) uint4 { unsigned x, y, z, w; };
-struct int2 { int x, y; };
-struct int4 { int x, y, z, w; };
-inline float2 make_float2(float a, float b) { return {a, b}; }
-inline float4 make_float4(float a, float b, float c, float d) { return {a, b, c, d}; }
-inline uint2 make_uint2(unsigned a, unsigned b) { return {a, b}; }
-inline uint4 make_uint4(unsigned a, unsigned b, unsigned c, unsigned d) { return {a, b, c, d}; }
-
-struct bfloat16_t {
-  uint16_t bits;
-  bfloat16_t() = default;
-  explicit bfloat16_t(float value) {
-    uint32_t x;
-    memcpy(&x, &value, 4);
-    bits = std::isnan(value) ? 0x7fff : (x + 0x7fff + (x >> 16 & 1)) >> 16;
-  }
-  operator float() const {
-    uint32_t x = uint32_t(bits) << 16;
-    float value;
-    memcpy(&value, &x, 4);
-    return value;
-  }
-};
-struct half_t {
-  _Float16 value;
-  half_t() = default;
-  explicit half_t(float x) : value(_Float16(x)) {}
-  operator float() const { return float(value); }
-};
-struct __nv_bfloat162 { bfloat16_t x, y; };
-struct half2 { half_t x, y; };
-typedef half2 __half2;
-inline float2 __bfloat1622float2(__nv_bfloat162 v) { return {v.x, v.y}; }
-inline float2 __half22float2(half2 v) { return {v.x, v.y}; }
-inline __nv_bfloat162 __float22bfloat162_rn(float2 v) { return {bfloat16_t(v.x), bfloat16_t(v.y)}; }
-inline half2 __float22half2_rn(float2 v) { return {half_t(v.x), half_t(v.y)}; }
-template <class T> unsigned packed(T a, T b) {
-  T both[2] = {a, b};
-  unsigned result;
-  memcpy(&result, both, 4);
-  return result;
+inline int __any_sync(unsigned, int predicate) {
+  auto all = all_of_warp(predicate);
+  return std::any_of(all.begin(), all.end(), [](int one) { return one != 0; });
 }
-inline unsigned __pack_nv_bfloat162(bfloat16_t a, bfloat16_t b) { return packed(a, b); }
-inline unsigned __pack_half2(half_t a, half_t b) { return packed(a, b); }
-inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 
 struct CUtensorMap {
   int rank;
@@ -230,6 +161,23 @@ struct Groups {
 inline std::vector<Groups> loads, stores, products;
 
 namespace tl {
+struct MaxOp {
+  float operator()(float a, float b) const { return max(a, b); }
+};
+struct SumOp {
+  float operator()(float a, float b) const { return a + b; }
+};
+template <int> struct NamedBarrier {};
+template <class Op, int lanes, int scale, int offset, class> struct AllReduce {
+  static_assert(lanes == 4 && scale == 1, "rows stay within four threads");
+  static float run(float value) {
+    auto all = all_of_warp(value);
+    int lane = threadIdx.x % 32;
+    return Op()(Op()(value, all[lane ^ 2]), Op()(all[lane ^ 1], all[lane ^ 3]));
+  }
+};
+inline float fast_rcp(float x) { return 1.0f / x; }
+
 enum class CacheHintSm90 : uint64_t { EVICT_NORMAL, EVICT_FIRST, EVICT_LAST };
 
 template <int bytes> void cp_async_gs(void *to, const void *from) {
@@ -274,16 +222,22 @@ template <int left, bool = true> void tma_store_wait() { stores[current].wait(le
 inline void fence_barrier_init() {}
 inline void fence_proxy_async() {}
 inline void prefetch_tma_descriptor(const CUtensorMap &) {}
-template <int> void warpgroup_reg_alloc() {}
-template <int> void warpgroup_reg_dealloc() {}
+// Registers for one warp group are those that another gave back: it waits for them.
+inline int num_releases;
+template <int> void warpgroup_reg_alloc() {
+  wait_until([] { return num_releases >= 128; });
+}
+template <int> void warpgroup_reg_dealloc() { ++num_releases; }
 inline void __sync_thread_partial(int id, int count) { meet(id, count); }
 
 // Matrix tiles. A thread has elements of row lane / 4 (and of that row + 8), in pairs of columns.
-enum class DataType { kBFloat16, kFloat16, kFloat32 };
-template <DataType type> float value_of(uint16_t bits) {
+enum class DataType { kBFloat16, kFloat16, kFloat8_e4m3, kFloat32 };
+template <DataType type> constexpr int bytes_of = type == DataType::kFloat8_e4m3 ? 1 : 2;
+template <DataType type> float value_of(const void *at) {
   static_assert(type != DataType::kFloat32);
-  if (type == DataType::kBFloat16) return *reinterpret_cast<bfloat16_t *>(&bits);
-  return *reinterpret_cast<half_t *>(&bits);
+  if (type == DataType::kBFloat16) return *static_cast<const bfloat16_t *>(at);
+  if (type == DataType::kFloat16) return *static_cast<const half_t *>(at);
+  return *static_cast<const fp8_e4_t *>(at);
 }
 template <int count, bool is_transposed, class T, class U> void load_matrices(T *row, U *to) {
   struct Row { uint16_t values[8]; };
@@ -304,51 +258,59 @@ template <class T, class U> void ptx_ldmatrix_x2_trans(T *row, U *to) {
   load_matrices<2, true>(row, to);
 }
 
-struct Left { uint16_t values[8]; };
-// Adds to a thread's part of 16 x columns the product of the warp's 16 x 16 and `right(k, column)`.
-template <DataType type, class Right>
-void accumulate(float *sums, const void *left, int columns, Right right) {
-  auto all = all_of_warp(*static_cast<const Left *>(left));
+// Adds to a thread's part of 16 x columns the product of `left(half, k)`, of its two rows, and
+// `right(k, column)`.
+template <int depth, class Left, class Right>
+void accumulate(float *sums, int columns, Left left, Right right) {
   const int lane = threadIdx.x % 32;
-  float rows[2][16];
+  float rows[2][depth];
   for (int half = 0; half < 2; ++half)
-    for (int k = 0; k < 16; ++k)
-      rows[half][k] = value_of<type>(
-          all[lane / 4 * 4 + k % 8 / 2].values[2 * half + k / 8 * 4 + k % 2]);
+    for (int k = 0; k < depth; ++k) rows[half][k] = left(half, k);
   for (int n = 0; n < columns / 8; ++n)
     for (int e = 0; e < 2; ++e) {
-      float values[16];
-      for (int k = 0; k < 16; ++k) values[k] = right(k, 8 * n + lane % 4 * 2 + e);
+      float values[depth];
+      for (int k = 0; k < depth; ++k) values[k] = right(k, 8 * n + lane % 4 * 2 + e);
       for (int half = 0; half < 2; ++half) {
         double sum = sums[4 * n + 2 * half + e];
-        for (int k = 0; k < 16; ++k) sum += double(rows[half][k]) * values[k];
+        for (int k = 0; k < depth; ++k) sum += double(rows[half][k]) * values[k];
         sums[4 * n + 2 * half + e] = sum;
       }
     }
+}
+// The left operand of a warp, four registers of each thread, exchanged by all of them at once.
+template <DataType type> auto from_registers(const void *own) {
+  struct Registers { char bytes[16]; };
+  auto all = all_of_warp(*static_cast<const Registers *>(own));
+  return [all](int half, int k) {
+    constexpr int word = 4 / bytes_of<type>;
+    const Registers &held = all[threadIdx.x % 32 / 4 * 4 + k / word % 4];
+    const int index = k / (4 * word) * 2 + half;
+    return value_of<type>(held.bytes + 4 * index + k % word * bytes_of<type>);
+  };
 }
 template <DataType type, DataType, DataType, int, int columns, int, bool, bool>
 void mma_sync(float *sums, const unsigned *left, const unsigned *right) {
   struct Right { uint16_t values[4]; };
   auto all = all_of_warp(*reinterpret_cast<const Right *>(right));
-  accumulate<type>(sums, left, columns, [&](int k, int column) {
-    return value_of<type>(all[column * 4 + k % 8 / 2].values[k / 8 * 2 + k % 2]);
+  accumulate<16>(sums, columns, from_registers<type>(left), [&](int k, int column) {
+    return value_of<type>(&all[column * 4 + k % 8 / 2].values[k / 8 * 2 + k % 2]);
   });
 }
 
-// Where a right operand lies in shared memory: the fields of a descriptor, in bytes.
+// Where an operand lies in shared memory: the fields of a descriptor, in bytes.
 struct GmmaDescriptor {
   char *start;
   int leading, stride, span;
   GmmaDescriptor operator+(int64_t units) const {
     return {start + 16 * units, leading, stride, span};
   }
-  char *at(bool is_column_major, int k, int column) const {
-    const int width = span / 2;
+  char *at(bool is_column_major, int k, int column, int bytes) const {
+    const int width = span / bytes;
     char *place = start;
     if (is_column_major)
-      place += column / width * leading + k / 8 * stride + k % 8 * span + column % width * 2;
+      place += column / width * leading + k / 8 * stride + k % 8 * span + column % width * bytes;
     else
-      place += column / 8 * stride + column % 8 * span + k * 2;
+      place += column / 8 * stride + column % 8 * span + k * bytes;
     uintptr_t bits = reinterpret_cast<uintptr_t>(place);
     return reinterpret_cast<char *>(bits ^ ((bits >> 7) & (span / 16 - 1)) << 4);
   }
@@ -361,21 +323,39 @@ template <class T> void increase_descriptor_offset(GmmaDescriptor &descriptor, T
   descriptor.start += bytes;
 }
 #define uint64_t(descriptor) (descriptor)
-template <DataType type, DataType, DataType, int, int columns, int, bool, bool is_column_major, int,
-          int>
+template <DataType type, bool is_column_major, int columns, int depth, class Left>
+void multiply(uint32_t *sums, int keeps, Left left, const GmmaDescriptor &right) {
+  float *target = reinterpret_cast<float *>(sums);
+  if (!keeps) std::fill(target, target + columns / 2, 0.0f);
+  accumulate<depth>(target, columns, left, [&](int k, int column) {
+    return value_of<type>(right.at(is_column_major, k, column, bytes_of<type>));
+  });
+}
+template <DataType left_type, DataType type, DataType, int, int columns, int depth, bool,
+          bool is_column_major, int, int>
 void wgmma_rs(const uint32_t *left, GmmaDescriptor right, uint32_t *sums, int keeps) {
   products[current].open.push_back([=] {
-    float *target = reinterpret_cast<float *>(sums);
-    if (!keeps) std::fill(target, target + columns / 2, 0.0f);
-    accumulate<type>(target, left, columns, [&](int k, int column) {
-      return value_of<type>(*reinterpret_cast<uint16_t *>(right.at(is_column_major, k, column)));
-    });
+    multiply<type, is_column_major, columns, depth>(sums, keeps, from_registers<left_type>(left),
+                                                    right);
+  });
+}
+template <DataType left_type, DataType type, DataType, int, int columns, int depth,
+          bool is_left_column_major, bool is_column_major, int, int>
+void wgmma_ss(GmmaDescriptor left, GmmaDescriptor right, uint32_t *sums, int keeps) {
+  products[current].open.push_back([=] {
+    const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    auto left_of = [&](int half, int k) {
+      return value_of<left_type>(
+          left.at(is_left_column_major, k, row + 8 * half, bytes_of<left_type>));
+    };
+    multiply<type, is_column_major, columns, depth>(sums, keeps, left_of, right);
   });
 }
 inline void warpgroup_arrive() {}
 inline void warpgroup_commit_batch() { products[current].commit(); }
 template <class T> void warpgroup_fence_operand(T *, int) {}
 template <int left> void wait_wgmma() { products[current].wait(left); }
+template <int left> void warpgroup_wait() { wait_wgmma<left>(); }
 } // namespace tl
 
 inline std::function<void()> body;
@@ -410,6 +390,7 @@ inline void run_block(int threads, size_t shared_bytes, bool is_reversed) {
     makecontext(&contexts[t], start, 0);
   }
   num_idle_turns = 0;
+  tl::num_releases = 0;
   for (int left = threads; left;) {
     left = 0;
     for (int i = 0; i < threads; ++i) {

@@ -20,6 +20,7 @@ __all__ = ["HostKernel"]
 _HERE = Path(__file__).parent
 _SIGNATURE = r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?{name}\((.*?)\)\s*[;{{]'
 _SHARED = re.compile(r"extern __shared__ __align__\(\d+\) (\w+) (\w+)\[\];")
+_EX2 = re.compile(r'asm\("ex2\.approx\.ftz\.f32 %0, %1;" : "=f"\((\w+)\) : "f"\((\w+)\)\);')
 _MAP_VALUE = re.compile(r"stack_ffi_any\)\[(\d+)\]\.(?:v_int64|v_ptr)\) = (.*);")
 
 
@@ -32,9 +33,11 @@ class HostKernel:
     """(C type, name) of what the caller gives."""
 
     @classmethod
-    def of(cls, spec: TileLangKernelSpec, folder: Path, *, change: Any = None) -> HostKernel:
+    def of(
+        cls, spec: TileLangKernelSpec, folder: Path, *, arch: int = 90, change: Any = None
+    ) -> HostKernel:
         """Generates, translates and compiles; ``change`` may alter the CUDA first."""
-        artifact = lowered(spec, 90)
+        artifact = lowered(spec, arch)
         (function,) = artifact.device_mod.functions.values()
         cuda = str(artifact.kernel_source)
         cuda = cuda if change is None else change(cuda)
@@ -94,7 +97,8 @@ def _parameters(cuda: str, name: str) -> list[tuple[str, str]]:
 
 def _for_host(cuda: str) -> str:
     lines = [line for line in cuda.splitlines() if not line.startswith("#")]
-    return _SHARED.sub(r"\1* \2 = (\1*)shared_memory;", "\n".join(lines))
+    cuda = _EX2.sub(r"\1 = ex2_approx_ftz(\2);", "\n".join(lines))
+    return _SHARED.sub(r"\1* \2 = (\1*)shared_memory;", cuda)
 
 
 def _tensor_maps(host: str) -> dict[str, str]:
@@ -141,7 +145,7 @@ def _program(
     declared = ", ".join(f"{kind} {name}" for kind, name in given)
     made = "\n".join(f"  CUtensorMap {name} = {value};" for name, value in maps.items())
     passed = ", ".join(name for _, name in parameters)
-    return f"""#include "cuda_threads_on_host.h"
+    return f"""#include "fp4_products_on_host.h"
 {cuda}
 extern "C" const char* run(
     int grid_x, int grid_y, int grid_z, int is_reversed{declared and ", "}{declared}) {{

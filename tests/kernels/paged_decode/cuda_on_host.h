@@ -2,46 +2,9 @@
 // run one after the other, every access is made, nothing is computed. Under AddressSanitizer this
 // finds reads and writes outside global and shared memory.
 #pragma once
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
+#include "cuda_values_on_host.h"
 
-using std::max;
-using std::min;
-
-#define __global__
-#define __grid_constant__
-#define __shared__
-#define __align__(n)
-#define __launch_bounds__(...)
-#define CUDART_INF_F INFINITY
-
-typedef unsigned char uchar;
-struct Index3 { int x, y, z; };
-inline Index3 threadIdx, blockIdx;
 inline long num_accesses;
-inline unsigned char *shared_memory;
-
-struct float2 { float x, y; };
-struct float4 { float x, y, z, w; };
-struct uint2 { unsigned x, y; };
-struct uint4 { unsigned x, y, z, w; };
-inline float2 make_float2(float a, float b) { return {a, b}; }
-inline float4 make_float4(float a, float b, float c, float d) { return {a, b, c, d}; }
-inline uint4 make_uint4(unsigned a, unsigned b, unsigned c, unsigned d) { return {a, b, c, d}; }
-
-struct bfloat16_t {
-  uint16_t bits;
-  bfloat16_t() = default;
-  explicit bfloat16_t(float value) : bits(value != 0) {}
-};
-struct __nv_bfloat162 { bfloat16_t x, y; };
-inline unsigned __pack_half2(bfloat16_t, bfloat16_t) { return 0; }
-inline unsigned __pack_nv_bfloat162(bfloat16_t, bfloat16_t) { return 0; }
-inline __nv_bfloat162 __float22bfloat162_rn(float2 v) { return {bfloat16_t(v.x), bfloat16_t(v.y)}; }
 inline void __syncthreads() {}
 
 struct CUtensorMap { long sizes[4]; };

@@ -19,6 +19,7 @@ from tilescout.kernels.tilelang_spec import lowered
 from tilescout.search_spaces.paged_decode import SPACES
 
 HERE = Path(__file__).parent
+SUPPORT = HERE.parents[1] / "support"
 PROBLEM = PagedDecodeProblem(16, 8192, 32, 8, 128, 16, "bfloat16")
 BASE = {
     **{"block_n": 16, "block_h": 4, "threads": 32, "num_stages": 5, "swap_ab": False},
@@ -91,7 +92,7 @@ def program_of(spec, folder, call, grid, page_size, block_n, change=lambda sourc
         [
             *("g++", "-std=c++17", "-O1", "-w", "-fpermissive", "-fsanitize=address"),
             *(f"-D{name}={value}" for name, value in values.items()),
-            *("-o", program, HERE / "tilelang_on_host.cpp"),
+            *(f"-I{SUPPORT}", "-o", program, HERE / "tilelang_on_host.cpp"),
         ],
         check=True,
     )
