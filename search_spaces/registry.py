@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from ..errors import UnknownNameError, UnsupportedError
 from ..kernels.base import Problem
 from ..kernels.device import DeviceSpec
 from ..kernels.registry import operation, supported_templates
-from .space import JointSpace, SearchSpace
+
+if TYPE_CHECKING:
+    from .space import JointSpace, SearchSpace
 
 __all__ = ["joint_space", "register", "space_of"]
 
@@ -31,6 +34,8 @@ def space_of(problem: Problem, template: str, device: DeviceSpec) -> SearchSpace
     Raises:
         UnknownNameError: the operation has no such template.
     """
+    from .space import SearchSpace  # not before a look-up: dispatch is imported in less time
+
     operation(problem.op)  # names the unknown operation before the import would
     spaces = import_module(
         _REGISTERED.get(problem.op, f"tilescout.search_spaces.{problem.op}")
@@ -54,6 +59,8 @@ def joint_space(
         UnsupportedError: none does.
         UnknownNameError: the operation has no template of a name.
     """
+    from .space import JointSpace  # likewise
+
     names = operation(problem.op).template_names
     for name in templates or ():
         if name not in names:

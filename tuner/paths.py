@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from platformdirs import user_data_path
-
 from ..errors import StoreError, UsageError
 
 __all__ = [
@@ -33,6 +31,8 @@ def user_database_path() -> Path:
     """
     chosen = os.environ.get(DATABASE_VARIABLE, "").strip()
     if not chosen:
+        from platformdirs import user_data_path  # dispatch is imported in less time without it
+
         return user_data_path("tilescout", appauthor=False) / "results.db"
     if "://" in chosen:
         raise UsageError(

@@ -14,13 +14,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import NoWinnerError, UnsupportedError, UsageError
 from ..kernels.base import Problem
 from ..kernels.device import DeviceSpec
 from ..kernels.registry import operation, operation_names
 from ..search_spaces.registry import joint_space
-from ..search_spaces.space import JointSpace
 from . import capture
 from .dispatch_policy import current_policy
 from .explain import Explanation, LookupResult
@@ -45,6 +45,9 @@ from .winner_rows import (
     read_database,
     unknown_operation,
 )
+
+if TYPE_CHECKING:
+    from ..search_spaces.space import JointSpace
 
 __all__ = ["Snapshot", "current_toolchain"]
 
@@ -349,7 +352,7 @@ def _space_without(problem: Problem, device: DeviceSpec, without: Collection[str
     if not remaining:
         listing = ", ".join(sorted(without))
         raise UnsupportedError(f"no template of {problem.op} is left for {problem}: not {listing}")
-    return JointSpace(remaining)
+    return replace(space, spaces=remaining)
 
 
 def _notes(question: Query, winner: Winner | None) -> tuple[str, ...]:

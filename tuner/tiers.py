@@ -9,15 +9,17 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..kernels.base import Problem
 from ..kernels.device import DeviceSpec
 from ..kernels.registry import template
-from ..search_spaces.space import JointSpace
 from .records import Provenance, Toolchain
 from .sku_tolerance import MEMORY_TOLERANCE
 from .winner_rows import Winner
+
+if TYPE_CHECKING:
+    from ..search_spaces.space import JointSpace
 
 __all__ = [
     "MAX_FACTOR",
