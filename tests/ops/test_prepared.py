@@ -21,7 +21,7 @@ from prepared_calls import CALLS, Call, decode_calls, step_calls
 from prepared_outcomes import agrees, forget, is_prepared, outcome, warm
 from tilescout.kernels.base import Config
 from tilescout.ops import launchers as launchers_module
-from tilescout.ops import prepared
+from tilescout.ops import prepared, prepared_launches
 from tilescout.ops.launchers import LauncherCache
 from tilescout.ops.on_device import device_spec
 from tilescout.ops.prepared import PreparedCalls
@@ -187,6 +187,24 @@ def test_the_number_of_prepared_calls_is_bounded(launches: Launches) -> None:
                 outcome(call, launches)
             assert len(calls) <= 3
         assert len(calls) > 0
+
+
+def test_the_number_of_known_addresses_is_bounded(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepared_launches, "MAX_ADDRESSES", 2)
+    first = step_calls()[0]
+    warm(first, launches)
+    known = gdn._step_calls._last.launches.known
+    for _ in range(5):
+        moved = {name: tensor.clone() for name, tensor in first.arguments.items()}
+        call = replace(first, arguments=moved)
+        assert is_prepared(call, launches)
+        launches.take()
+        call.function(**moved)
+        (launched,) = launches.take()
+        assert {moved["q"].data_ptr(), moved["state"].data_ptr()} <= set(launched.args)
+        assert 0 < len(known) <= 2
 
 
 def test_threads_are_served_what_they_ask_for(launches: Launches) -> None:
