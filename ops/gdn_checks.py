@@ -125,6 +125,11 @@ def gate_inputs(
         if tensor.device != v.device:
             raise wrong(function, f"device of {name}", str(tensor.device), str(v.device))
     if not is_fused:
+        if dt_bias is not None:
+            raise UsageError(
+                f"dt_bias of {function} belongs to the gate that the kernel computes: give A_log too, "
+                "or leave dt_bias out"
+            )
         return g.contiguous(), beta.contiguous(), None, None
     if a_log is None:
         raise UsageError(f"use_gate_in_kernel=True of {function} needs A_log of shape [HV]")

@@ -148,6 +148,7 @@ def test_what_is_wrong_is_named() -> None:
     refused("type of state .*'float'", function="decode", state=1.0)
     refused("shape of state", function="decode", state=torch.tensor(1.0), slots=flag)
     refused("use_qk_l2norm of gdn_decode is 1", function="decode", state=pool, use_qk_l2norm=1)
+    refused("dt_bias of gdn_decode .* give A_log", function="decode", state=pool, dt_bias=flag)
     refused("state_layout='HV'", function="decode", state=pool, state_layout="HV")
     refused("dtype of state", function="decode", state=pool.half())
     refused("shape of slots", function="decode", state=pool, slots=torch.tensor([0]))
