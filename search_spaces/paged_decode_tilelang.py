@@ -79,6 +79,7 @@ def _space(template: str, problem: PagedDecodeProblem, device: DeviceSpec) -> Se
         constraints=(
             Constraint("tile and page", lambda c: _tiles_meet_pages(problem, c)),
             Constraint("tile of the matrix units", lambda c: _has_matrix_tiles(problem, c)),
+            Constraint("ring that ptxas gets right", _ring_is_compiled_right),
             Constraint("shared memory", lambda c: _ring_fits(problem, device, c)),
             Constraint("tile within registers", lambda c: _accumulators_fit(problem, c)),
             Constraint("splits worth a tile", lambda c: _splits_have_work(problem, c)),
@@ -122,6 +123,19 @@ def _has_matrix_tiles(problem: PagedDecodeProblem, config: Config) -> str | None
     if config["swap_ab"] and warps > 1 and block_n > MIN_ROWS * warps:
         # 0.1.15 cannot reduce over rows that are spread over warps and over tiles of one warp.
         return f"block_n={block_n} gives each of {warps} warps more than {MIN_ROWS} rows"
+    return None
+
+
+def _ring_is_compiled_right(config: Config) -> str | None:
+    """In kernels of one warp, ptxas may put a fixed buffer where the moving ring pointer is.
+
+    Seen in SASS for sm_90a by CUDA 13.0.88, in wrong results and in faults on an H200 (2026-11-30):
+    docs/paged_decode.md. A power of two of stages needs no such pointer.
+    """
+    num_stages = int(config["num_stages"])
+    is_power = num_stages & (num_stages - 1) == 0
+    if config["threads"] == _WARP and config.get("load") in ("page", "tma") and not is_power:
+        return f"num_stages={num_stages} in one warp: ptxas misplaces a buffer; 2 and 4 are right"
     return None
 
 

@@ -28,11 +28,11 @@ BASE = {
 WIDE = {"block_n": 64, "threads": 128, "swap_ab": True, "num_stages": 3}
 EVICTION = {"kv_eviction": "evict_first"}
 CASES = {
-    "page, one head": ("tilelang_page", 16, {"load": "page", "block_h": 1}),
-    "page, part of a page": ("tilelang_page", 64, {"load": "page", "block_n": 32}),
+    "page, one head": ("tilelang_page", 16, {"load": "page", "block_h": 1, "num_stages": 4}),
+    "page, part of a page": ("tilelang_page", 64, {"load": "page", "block_n": 32, "num_stages": 4}),
     "rows": ("tilelang_gather", 16, {}),
     "rows, pages of 7": ("tilelang_gather", 7, WIDE),
-    "tma": ("tilelang_page", 16, {"load": "tma", **EVICTION}),
+    "tma": ("tilelang_page", 16, {"load": "tma", **EVICTION, "num_stages": 4}),
     "tma, four pages": ("tilelang_page", 16, {"load": "tma", **EVICTION, **WIDE}),
     "tma_ws": ("tilelang_page", 16, {"load": "tma_ws", **EVICTION}),
 }

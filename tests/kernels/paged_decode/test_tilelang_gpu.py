@@ -156,7 +156,10 @@ def guarded_config(load, splits):
     name, values = LOADS[load]
     split = {"split_rule": "count", "num_splits": splits} if splits > 1 else {"split_rule": "none"}
     shape = {"block_n": 16, "threads": 32, "num_stages": 5, "swap_ab": False, "matmul": "mma"}
-    return Config.of(name, {**shape, **values, **split, "block_h": 1 if load == "page" else 4})
+    # In one warp, page and tma need a power of two.
+    stages = {"num_stages": 4} if load in ("page", "tma") else {}
+    shape |= {**stages, "block_h": 1 if load == "page" else 4}
+    return Config.of(name, {**shape, **values, **split})
 
 
 @pytest.mark.parametrize("splits", [1, 24])
@@ -175,7 +178,7 @@ def test_short_runs_stay_within_their_table(load, splits, h200) -> None:
 
 def test_the_trial_that_faulted_on_an_h200_runs() -> None:
     problem = PagedDecodeProblem(16, 8192, 32, 8, 128, 16, "bfloat16")
-    config = guarded_config("page", 24)
+    config = guarded_config("page", 24).replace(num_stages=5)  # the space refuses it now
     for seed in range(4):
         inputs = ref.make_validation_inputs(problem, device="cuda", seed=seed)
         first = run("tilelang_page", problem, config, inputs)
