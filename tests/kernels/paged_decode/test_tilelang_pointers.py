@@ -1,8 +1,8 @@
 """No read of shared memory in a TileLang kernel goes through the ring's moving pointer by mistake.
 
-ptxas of CUDA 12.9 to 13.1 does so in some kernels of one warp whose stages are no power of two: results
-were wrong, or the read left shared memory and faulted (H200, 2026-11-30). The space leaves them
-out. The source is right, so only SASS shows it.
+ptxas of CUDA 12.9 to 13.1 does so in some kernels of one warp whose stages are no power of two:
+results were wrong, or the read left shared memory and faulted (H200, 2026-11-30). The space leaves
+them out. The source is right, so only SASS shows it.
 """
 
 from __future__ import annotations
