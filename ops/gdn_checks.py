@@ -127,8 +127,8 @@ def gate_inputs(
     if not is_fused:
         if dt_bias is not None:
             raise UsageError(
-                f"dt_bias of {function} belongs to the gate that the kernel computes: give A_log too, "
-                "or leave dt_bias out"
+                f"dt_bias of {function} belongs to the gate that the kernel computes: give A_log "
+                "too, or leave dt_bias out"
             )
         return g.contiguous(), beta.contiguous(), None, None
     if a_log is None:
