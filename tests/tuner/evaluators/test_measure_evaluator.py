@@ -207,6 +207,7 @@ def test_one_worker_process_serves_problem_after_problem(toy: Any, h200: DeviceS
         # Either of the others may be cut where the machine is busy while it is timed.
         statuses = sorted(e.status for e in ended.values())
         assert statuses.count(TrialStatus.CRASHED) == 1
+        assert TrialStatus.OK in statuses
         assert set(statuses) <= {TrialStatus.CRASHED, TrialStatus.OK, TrialStatus.PRUNED}
         with evaluator_for(toy, h200, **shared) as third:
             assert run_all(third, [config()])[config()].status is TrialStatus.OK

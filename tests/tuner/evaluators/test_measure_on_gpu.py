@@ -96,7 +96,7 @@ def test_a_bandwidth_bound_copy_is_timed_below_the_peak(evaluator_for: Any) -> N
         if evaluation.status is TrialStatus.OK:
             times_us.append(evaluation.time_us)
     gbps = 8 * size / min(times_us) / 1e3
-    assert 0.3 * device.bandwidth_gbps < gbps < device.bandwidth_gbps
+    assert 0.5 * device.bandwidth_gbps < gbps < device.bandwidth_gbps
 
 
 def test_an_illegal_access_costs_one_trial(evaluator_for: Any) -> None:
