@@ -9,6 +9,8 @@ import torch
 from ..quantization.block_tensor import BlockTensor
 from ..tilelang_spec import BoundTileLangKernel
 from .inputs import Fp4AttentionFwdInputs, Fp4AttentionFwdOutputs
+from .machine_code_kinds import CodeCheckedSpec
+from .mma_kinds import declared_kinds
 from .problem import Fp4AttentionFwdProblem
 from .tilelang_native_specs import Fp4AttentionTileLangNativeConfig, native_attention_spec
 
@@ -35,9 +37,10 @@ class Fp4AttentionTileLangNativeLauncher:
         self._bound(stores_lse=True)
 
     def _bound(self, *, stores_lse: bool) -> BoundTileLangKernel:
-        """The kernel with or without the logarithm, compiled at first use."""
+        """The kernel with or without the logarithm, compiled and checked at first use."""
         if stores_lse not in self._attention:
             spec = native_attention_spec(self.problem, self.config, stores_lse=stores_lse)
+            CodeCheckedSpec(spec, declared_kinds(self.problem)).compile(self.arch)
             self._attention[stores_lse] = spec.bind(self.arch)
         return self._attention[stores_lse]
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from ..base import Config, KernelSpec, KernelTemplate, LaunchEstimate
 from ..device import DeviceSpec
 from ..source_hash import source_hash
+from .machine_code_kinds import CodeCheckedSpec
+from .mma_kinds import declared_kinds
 from .operand_checks import unaligned_rows, unsupported_operands
 from .problem import HEAD_DIMS, OUT_DTYPE_BYTES, Fp4AttentionFwdProblem
 from .tilelang_native_specs import (
@@ -68,9 +70,10 @@ class Fp4AttentionTileLangNative(KernelTemplate):
     def kernel_specs(
         self, problem: Fp4AttentionFwdProblem, config: Config
     ) -> tuple[KernelSpec, ...]:
-        """The one kernel."""
+        """The one kernel, whose machine code is checked."""
         typed = Fp4AttentionTileLangNativeConfig.of(config)
-        return (native_attention_spec(problem, typed, stores_lse=True),)
+        spec = native_attention_spec(problem, typed, stores_lse=True)
+        return (CodeCheckedSpec(spec, declared_kinds(problem)),)
 
     def build(
         self, problem: Fp4AttentionFwdProblem, config: Config, inputs: Fp4AttentionFwdInputs

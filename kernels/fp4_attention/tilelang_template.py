@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from ..base import Config, KernelSpec, KernelTemplate, LaunchEstimate
 from ..device import DeviceSpec
 from ..source_hash import source_hash
+from .machine_code_kinds import CodeCheckedSpec
+from .mma_kinds import declared_kinds
 from .operand_checks import unaligned_rows, unsupported_operands
 from .problem import HEAD_DIMS, OUT_DTYPE_BYTES, Fp4AttentionFwdProblem
 from .tilelang_specs import (
@@ -66,8 +68,10 @@ class Fp4AttentionTileLang(KernelTemplate):
     def kernel_specs(
         self, problem: Fp4AttentionFwdProblem, config: Config
     ) -> tuple[KernelSpec, ...]:
-        """The dequantising kernels and the attention."""
-        return all_specs(problem, Fp4AttentionTileLangConfig.of(config), stores_lse=True)
+        """The dequantising kernels and the attention, whose machine code is checked."""
+        typed = Fp4AttentionTileLangConfig.of(config)
+        *ahead, attention = all_specs(problem, typed, stores_lse=True)
+        return (*ahead, CodeCheckedSpec(attention, declared_kinds(problem)))
 
     def build(
         self, problem: Fp4AttentionFwdProblem, config: Config, inputs: Fp4AttentionFwdInputs

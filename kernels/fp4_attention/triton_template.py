@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from ..base import Config, KernelTemplate, LaunchEstimate
+from ..base import Config, KernelSpec, KernelTemplate, LaunchEstimate
 from ..device import DeviceSpec
 from ..source_hash import source_hash
 from ..triton_spec import TritonKernelSpec
+from .machine_code_kinds import code_checked
 from .operand_checks import unsupported_operands
 from .problem import HEAD_DIMS, OUT_DTYPE_BYTES, Fp4AttentionFwdProblem
 from .triton_specs import (
@@ -103,9 +104,10 @@ class Fp4AttentionNative(_Fp4AttentionTriton):
 
     def kernel_specs(
         self, problem: Fp4AttentionFwdProblem, config: Config
-    ) -> tuple[TritonKernelSpec, ...]:
-        """The one kernel."""
-        return (attention_spec(problem, Fp4AttentionTritonConfig.of(config), TensorTraits()),)
+    ) -> tuple[KernelSpec, ...]:
+        """The one kernel; its machine code must show the products of the mode, as its PTX must."""
+        typed = Fp4AttentionTritonConfig.of(config)
+        return (code_checked(attention_spec(problem, typed, TensorTraits())),)
 
     def estimate(
         self, problem: Fp4AttentionFwdProblem, config: Config, device: DeviceSpec

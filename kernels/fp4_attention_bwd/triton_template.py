@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..base import Config, KernelTemplate, LaunchEstimate, Part
+from ..base import Config, KernelSpec, KernelTemplate, LaunchEstimate, Part
 from ..device import DeviceSpec
+from ..fp4_attention.machine_code_kinds import code_checked
 from ..fp4_attention.problem import HEAD_DIMS
 from ..source_hash import source_hash
-from ..triton_spec import TritonKernelSpec
 from .problem import Fp4AttentionBwdProblem
 from .triton_config import Fp4AttentionBwdTritonConfig
 from .triton_estimates import launch_estimates
@@ -80,10 +80,11 @@ class Fp4AttentionBwdTriton(KernelTemplate):
 
     def kernel_specs(
         self, problem: Fp4AttentionBwdProblem, config: Config
-    ) -> tuple[TritonKernelSpec, ...]:
-        """The kernels of all parts."""
+    ) -> tuple[KernelSpec, ...]:
+        """The kernels of all parts; with native scores, their machine code must show these."""
         typed = Fp4AttentionBwdTritonConfig(problem, config)
-        return tuple(s for part in typed.parts for s in part_specs(typed, part, TensorTraits()))
+        specs = tuple(s for part in typed.parts for s in part_specs(typed, part, TensorTraits()))
+        return tuple(map(code_checked, specs)) if typed.is_native else specs
 
     def build(
         self, problem: Fp4AttentionBwdProblem, config: Config, inputs: Fp4AttentionBwdInputs
