@@ -12,6 +12,7 @@ from ..kernels.base import Config, ParameterValue
 from ..kernels.device import DeviceSpec
 from ..kernels.gdn_chunk_fwd import GdnChunkProblem
 from ..kernels.gdn_chunk_fwd.problem import DTYPE_BYTES
+from ..kernels.gdn_chunk_fwd.tilelang_config import GROUP_REGISTERS, PRODUCER_THREADS, PRODUCERS
 from .constraints import fits_shared_memory
 from .parameters import Parameter, categorical, ordered
 from .space import Constraint, SearchSpace
@@ -32,7 +33,6 @@ _LIGHT_SCAN: dict[str, ParameterValue] = {
 }
 """A scan of Triton's that no constraint refuses before it refuses the preparation."""
 _WARP, _WARP_ROWS, _WARP_GROUP = 32, 16, 128
-_PRODUCER_THREADS = 32
 _MAX_REGISTERS = 255
 _ALIGNMENT = 1024
 """Bytes that a tile in shared memory starts at a multiple of."""
@@ -71,7 +71,7 @@ def _scan(device: DeviceSpec) -> tuple[Parameter, ...]:
     return (
         ordered("scan_block_v", 32, 64, 128, part=_SCAN),
         ordered("scan_num_stages", 2, 3, 4, 5, part=_SCAN),
-        categorical("scan_producer", "shared", "own_warp", part=_SCAN),
+        categorical("scan_producer", *PRODUCERS, part=_SCAN),
         categorical("scan_matmul", *matmuls, part=_SCAN),
     )
 
@@ -91,12 +91,14 @@ def _has_whole_blocks(problem: GdnChunkProblem, config: Config) -> str | None:
         return f"head_dim_v={problem.head_dim_v} is no multiple of scan_block_v={block_v}"
     if config["scan_matmul"] == "wgmma" and block_v * _WARP // _WARP_ROWS < _WARP_GROUP:
         return f"scan_block_v={block_v} has less warps than the four of a warp group"
+    if config["scan_producer"] == "own_group" and block_v * _WARP // _WARP_ROWS != 2 * _WARP_GROUP:
+        return f"scan_block_v={block_v} has not the two computing groups that registers move to"
     return None
 
 
 def _threads(config: Config) -> int:
     computing = int(config["scan_block_v"]) // _WARP_ROWS * _WARP
-    return computing + (_PRODUCER_THREADS if config["scan_producer"] == "own_warp" else 0)
+    return computing + PRODUCER_THREADS[str(config["scan_producer"])]
 
 
 def _fits_registers(problem: GdnChunkProblem, device: DeviceSpec, config: Config) -> str | None:
@@ -108,6 +110,8 @@ def _fits_registers(problem: GdnChunkProblem, device: DeviceSpec, config: Config
     needed = problem.head_dim_k * 3 // 4 + 2 * int(config["chunk"])
     warp_groups = -(-_threads(config) // _WARP_GROUP)
     limit = min(_MAX_REGISTERS, device.registers_per_sm // (warp_groups * _WARP_GROUP))
+    if config["scan_producer"] == "own_group":
+        limit = GROUP_REGISTERS[0]
     if needed > limit + 1:
         return f"about {needed} registers a thread for the tiles of the scan, above {limit}"
     return None
@@ -159,15 +163,14 @@ def _seeds(problem: GdnChunkProblem, device: DeviceSpec, triton: SearchSpace) ->
     """The Triton template's fused seeds, each with both producers or another width."""
     scans: tuple[tuple[int, int, str], ...] = (
         (64, 3, "own_warp"),
-        (64, 3, "shared"),
-        (128, 2, "shared"),
-        (64, 2, "own_warp"),
+        (128, 2, "own_group"),
+        (64, 2, "shared"),
     )
     found: list[Config] = []
     for seed in triton.seeds:
         if seed.get("algorithm") != "fused" or seed.get("scores") != "stored":
             continue
-        for block_v, stages, producer in scans[: 4 if not found else 2]:
+        for block_v, stages, producer in scans[: 3 if not found else 2]:
             if problem.head_dim_v % block_v == 0:
                 found.append(
                     _with_scan(seed, device, block_v=block_v, stages=stages, producer=producer)

@@ -6,10 +6,24 @@ from dataclasses import dataclass, replace
 
 from .triton_config import SCAN, GdnChunkTritonConfig
 
-__all__ = ["CONSUMER_ROWS", "GdnChunkTileLangConfig"]
+__all__ = [
+    "CONSUMER_ROWS",
+    "GROUP_REGISTERS",
+    "PRODUCERS",
+    "PRODUCER_THREADS",
+    "GdnChunkTileLangConfig",
+]
 
 CONSUMER_ROWS = 16
 """Columns of the state that a warp owns."""
+PRODUCERS = ("shared", "own_warp", "own_group")
+"""Who issues copies: a thread of the computing warps, a warp of its own, or a warp group that hands
+its registers to the computing ones."""
+PRODUCER_THREADS = {"shared": 0, "own_warp": 32, "own_group": 128}
+"""Threads beside the computing ones."""
+GROUP_REGISTERS = (240, 24)
+"""Of a thread that computes and of one that copies, where the producer is a group: two groups of
+the first and one of the second fit the 65536 registers of a multiprocessor."""
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,10 @@ from typing import Any
 import tilelang.language as T
 from tilelang.layout import make_swizzled_layout
 
-__all__ = ["ELEMENTS_PER_STRIDE", "PRODUCERS", "PRODUCER_THREADS", "scan_program"]
+from .tilelang_config import GROUP_REGISTERS, PRODUCER_THREADS
 
-PRODUCERS = ("shared", "own_warp")
-"""``shared``: a thread of the computing warps issues copies. ``own_warp``: a warp of its own."""
-PRODUCER_THREADS = 32
-"""Threads of a producer's own warp."""
+__all__ = ["ELEMENTS_PER_STRIDE", "scan_program"]
+
 ELEMENTS_PER_STRIDE = 8
 """Strides of q, k, v and the output are passed in units of this many elements (16 bytes), which
 proves to the compiler that every row is aligned."""
@@ -66,9 +64,10 @@ def scan_program(
     accum = "float32"
     v_blocks = head_dim_v // block_v
     consumers = block_v // _WARP_ROWS * _WARP
-    has_own_warp = producer == "own_warp"
-    threads = consumers + (PRODUCER_THREADS if has_own_warp else 0)
-    arrivals = PRODUCER_THREADS if has_own_warp else threads
+    producers = PRODUCER_THREADS[producer]
+    threads = consumers + producers
+    arrivals = producers or threads
+    moves_registers = producer == "own_group"
     group_size = num_v_heads // num_heads
     unit = ELEMENTS_PER_STRIDE
     inner = head_dim_k if is_wy else chunk
@@ -397,6 +396,8 @@ def scan_program(
             )
 
             if thread < consumers:
+                if moves_registers:
+                    T.set_max_nreg(GROUP_REGISTERS[0], 1)
                 own = T.alloc_var("int32", init=sequence * num_v_heads + head)
                 T.clear(state)
                 if has_initial_state:
@@ -410,7 +411,7 @@ def scan_program(
                     if place > 0 and sequence < num_sequences:
                         for i, d in T.Parallel(block_v, head_dim_k):
                             state[i, d] = Entry[segment * num_v_heads + head, d, vb * block_v + i]
-                if not has_own_warp:
+                if producers == 0:
                     for s in T.unroll(num_stages - 1):
                         if s < num_chunks:
                             load_chunk(
@@ -432,7 +433,7 @@ def scan_program(
                         if uses_wgmma:
                             T.fence_proxy_async()
                     T.sync_threads(1, consumers)
-                    if not has_own_warp:
+                    if producers == 0:
                         if t + num_stages - 1 < num_chunks:
                             load_chunk(
                                 Q, K, V, Left, Scores, q_ring, k_ring, v_ring, left_ring,
@@ -447,7 +448,7 @@ def scan_program(
                         q_ring, left_ring, score_ring, out_tile, growth, left, last, Out, slot,
                         T.truncmod(t, 2), at, head, vb, num_left, scale, thread,
                     )  # fmt: skip
-                    if has_own_warp:
+                    if producers > 0:
                         T.barrier_arrive(free[slot])
                 if has_final_state:
                     if end == length and sequence < num_sequences:
@@ -456,7 +457,9 @@ def scan_program(
                                 Final[own, vb * block_v + i, d] = state[i, d]
                             else:
                                 Final[own, d, vb * block_v + i] = state[i, d]
-            elif has_own_warp:
+            elif producers > 0:
+                if moves_registers:
+                    T.set_max_nreg(GROUP_REGISTERS[1], 0)
                 for t in T.serial(num_chunks):
                     slot = T.truncmod(t, num_stages)
                     T.barrier_wait(free[slot], T.truncmod(T.truncdiv(t, num_stages) + 1, 2))
