@@ -178,6 +178,10 @@ VALUES = {
         replace(SMALL, head_dim_v=128, state_layout="KV", num_v_heads=1),
         {"form": "wy", "chunk": 32, "scan_block_v": 128},
     ),
+    "inverse, a group that loads": (
+        replace(SMALL, head_dim_v=128, num_v_heads=1),
+        {"chunk": 32, "scan_block_v": 128, "scan_producer": "own_group"},
+    ),
     "mma, fp16, K 96, V 32 at a time": (
         replace(SMALL, dtype="float16", head_dim_k=96),
         {"chunk": 32, "scan_matmul": "mma", "scan_block_v": 32, "scan_producer": "own_warp"},
@@ -275,9 +279,12 @@ def test_what_is_missing_is_found(case, tmp_path) -> None:
 
 ARCHITECTURES = {90: "h200", 100: "b200", 120: "rtx5090"}
 OWN_WARP = {"scan_producer": "own_warp", "scan_num_stages": 3}
+OWN_GROUP = {"scan_producer": "own_group", "scan_num_stages": 2, "scan_block_v": 128}
+THREADS = {"shared": 128, "own_warp": 160, "own_group": 384}
 COMPILED = {
     "sm_90 wy": (90, {"form": "wy", "chunk": 64, "scan_num_stages": 3}),
     "sm_90 inverse, a warp that loads": (90, {"chunk": 64, **OWN_WARP}),
+    "sm_90 wy, a group that loads": (90, {"form": "wy", "chunk": 64, **OWN_GROUP}),
     "sm_100": (100, {"chunk": 64, "segment": 32}),
     "sm_120": (120, {**OWN_WARP}),
 }
@@ -306,7 +313,7 @@ def test_the_scan_compiles_without_spills(case, results) -> None:
     assert result.status is TrialStatus.OK, result.reason
     (facts,) = result.facts
     assert facts.kernel == "gdn_chunk_tilelang_scan_kernel"
-    assert facts.threads_per_block == (160 if "scan_producer" in values else 128)
+    assert facts.threads_per_block == THREADS[values.get("scan_producer", "shared")]
     assert facts.spill_bytes == 0
     assert facts.mma_kind.startswith("HGMMA" if arch == 90 else "HMMA")
     assert facts.instruction_mix["async_copy"] > 0
@@ -333,6 +340,7 @@ def test_default_and_seeds_are_valid(k, v, sku) -> None:
         ({"scan_block_v": 32}, "less warps than the four"),
         ({"scan_num_stages": 5, "chunk": 64}, "h200 allows"),
         ({"scan_block_v": 128, "chunk": 64, "scan_producer": "own_warp"}, "registers a thread"),
+        ({"scan_producer": "own_group"}, "not the two computing groups"),
         ({"segment": 128, "chunk": 64}, "segments of 8192 tokens"),
         ({"intra_num_warps": 1, "chunk": 64, "intra_maxnreg": 128}, "tiles of intra"),
     ],
