@@ -163,6 +163,8 @@ class StoreContract:
         assert after[2] == winner.trial
         assert after[1] == trials[1]
         assert after[3] == trials[3]
+        read = store.trials_by_study([study.study_id], with_samples=False)[study.study_id]
+        assert [t.evaluation for t in read] == [cases.without_samples(t.evaluation) for t in after]
 
     def test_a_final_that_fails_is_no_longer_ok(self, store: Store) -> None:
         study = store.study(cases.study_key(), seed=0)

@@ -78,7 +78,7 @@ def load_baselines(stores: Sequence[Store], skus: Sequence[str] | None) -> tuple
     found: dict[tuple[object, ...], Baseline] = {}
     for store in stores:
         studies = store.baselines(skus=skus)
-        trials = store.trials_by_study([study.study_id for study in studies])
+        trials = store.trials_by_study([s.study_id for s in studies], with_samples=False)
         for study in studies:
             for trial in trials[study.study_id]:
                 if trial.evaluation.time_us is not None:

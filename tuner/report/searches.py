@@ -178,7 +178,7 @@ def load_searches(stores: Sequence[Store], skus: Sequence[str] | None) -> tuple[
     for store in stores:
         winners = {winner.study.study_id: winner for winner in store.winners(skus=skus)}
         studies = store.studies(skus=skus)
-        trials = store.trials_by_study([study.study_id for study in studies])
+        trials = store.trials_by_study([s.study_id for s in studies], with_samples=False)
         for study in studies:
             problem = study.key.problem
             search = Search(

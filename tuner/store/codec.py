@@ -13,7 +13,7 @@ import zlib
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ...errors import UsageError
@@ -27,6 +27,7 @@ __all__ = [
     "LARGEST_DURATION_S",
     "LARGEST_TIME_US",
     "POLICIES",
+    "TIMING_COLUMNS",
     "content_digest",
     "decode_binary",
     "decode_binary_ids",
@@ -65,6 +66,9 @@ LARGEST_DURATION_S = 1e9
 _TIME_COLUMNS = {
     f"{name}_us": f"{name}_ns" for name in ("median", "p10", "p90", "ci_low", "ci_high")
 }
+TIMING_COLUMNS = (*_TIME_COLUMNS.values(), "num_samples", "samples")
+"""Of a trial, in the order that ``decode_timing`` takes them."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DEVICE_COLUMNS = ("sku", "compute_capability", "num_sms", "memory_bytes")
 
 
@@ -100,10 +104,9 @@ def to_milliseconds(moment: datetime) -> int:
 
 def from_milliseconds(where: str, value: object) -> datetime:
     """The moment of ``to_milliseconds``."""
-    if not is_integer(value) or not 0 <= value < 253_402_300_800_000:
+    if type(value) is not int or not 0 <= value < 253_402_300_800_000:
         raise UsageError(f"{where}={value!r} must be milliseconds since 1970")
-    seconds, milliseconds = divmod(value, 1000)
-    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=1000 * milliseconds)
+    return _EPOCH + timedelta(milliseconds=value)
 
 
 def decode_problem(where: str, op: str, values: object) -> Problem:
@@ -248,7 +251,7 @@ def decode_samples(where: str, data: object, num_samples: int) -> tuple[float, .
 
 def encode_timing(timing: Timing | None, *, keep_samples: bool) -> dict[str, Any]:
     """The timing columns of a trial; spread columns stay empty where there is no spread."""
-    columns: dict[str, Any] = dict.fromkeys((*_TIME_COLUMNS.values(), "num_samples", "samples"))
+    columns: dict[str, Any] = dict.fromkeys(TIMING_COLUMNS)
     if timing is None:
         return columns
     times = {
@@ -271,19 +274,23 @@ def _nanoseconds(where: str, time_us: object) -> int:
     return round(time_us * 1000)
 
 
-def decode_timing(row: Any) -> Timing | None:
-    """The timing of a trial row, or None where it has none."""
-    median_ns, num_samples = row.median_ns, row.num_samples
+def decode_timing(columns: Sequence[Any]) -> Timing | None:
+    """The timing of a trial by its ``TIMING_COLUMNS``, or None where it has none.
+
+    The last column may be missing: then the timing has the number of its samples only.
+    """
+    median_ns, p10, p90, low, high, num_samples, *samples = columns
     if median_ns is None:
         return None
-    spread = (row.p10_ns, row.p90_ns, row.ci_low_ns, row.ci_high_ns)
-    values = [median_ns, *[median_ns if value is None else value for value in spread]]
+    p10, p90, low, high = [median_ns if ns is None else ns for ns in (p10, p90, low, high)]
     # A hundred thousand trials come this way: one comparison of types for all of a row.
-    if {int, *map(type, values), type(num_samples)} != {int}:
+    if {type(median_ns), type(p10), type(p90), type(low), type(high), type(num_samples)} != {int}:
+        values = [median_ns, p10, p90, low, high]
         raise UsageError(f"times {values} of {num_samples!r} samples must be integers")
-    median, p10, p90, low, high = [value / 1000 for value in values]
-    samples = decode_samples("samples", row.samples, num_samples)
-    return Timing(median, p10, p90, low, high, samples, num_samples)
+    unpacked = decode_samples("samples", samples[0], num_samples) if samples else ()
+    return Timing(
+        median_ns / 1000, p10 / 1000, p90 / 1000, low / 1000, high / 1000, unpacked, num_samples
+    )
 
 
 def encode_seconds(where: str, seconds: float) -> int:

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, func, literal, select
 
 from ...errors import StoreError, UsageError
-from ...kernels.base import Config, Problem
+from ...kernels.base import Problem
 from ...kernels.device import DeviceSpec
-from ..records import BinaryFacts, Evaluation, Provenance, StudyKey, Toolchain, TrialStatus
+from ..records import Evaluation, Provenance, StudyKey, Toolchain, TrialStatus
 from .codec import (
     POLICIES,
-    decode_binary_ids,
-    decode_binary_row,
-    decode_config_row,
+    TIMING_COLUMNS,
     decode_device_row,
     decode_problem,
     decode_seconds,
@@ -30,13 +27,8 @@ from .codec import (
 )
 from .fields import decode_json, is_integer, is_number
 from .models import (
-    BinaryRow,
-    ConfigRow,
-    ConfigShapeRow,
     DeviceRow,
-    KernelRow,
     ProblemRow,
-    ReasonRow,
     StudyRow,
     StudyTemplateRow,
     TemplateRow,
@@ -45,12 +37,11 @@ from .models import (
     WinnerRow,
 )
 from .records import StudyRecord, TrialRecord, WinnerRecord
+from .shared_rows import SharedRows, chunks
 
 __all__ = ["Reader", "study_filter"]
 
 _Record = TypeVar("_Record")
-# Databases bound the number of parameters of one statement.
-_CHUNK = 500
 _STATUSES: dict[Hashable, TrialStatus] = {status.value: status for status in TrialStatus}
 _PROVENANCES: dict[Hashable, Provenance] = {kind.value: kind for kind in Provenance}
 
@@ -78,12 +69,7 @@ class Reader:
         """Ordered set of notes, shared with the store."""
         self._problems: dict[int, Problem] = {}
         self._devices: dict[int, DeviceSpec] = {}
-        self._configs: dict[int, Config] = {}
-        self._binaries: dict[int, BinaryFacts] = {}
-        self._unreadable: dict[int, str] = {}
-        """What is wrong, by id of the binary."""
-        self._facts: dict[object, tuple[BinaryFacts, ...]] = {None: ()}
-        """By the text of ``binary_ids``: most trials share theirs with others."""
+        self._shared = SharedRows(connection)
 
     def studies(self, *conditions: ColumnElement[bool]) -> list[StudyRecord]:
         """The studies that meet the conditions, oldest first."""
@@ -103,10 +89,18 @@ class Reader:
             found.append(StudyRecord(row.study_id, key, seed, created, count))
         return found
 
-    def trials(self, *conditions: ColumnElement[bool]) -> list[TrialRecord]:
-        """The trials that meet the conditions, by study and number."""
-        rows = self._connection.execute(_trials_query().where(*conditions)).all()
-        self._read_binaries(row.binary_ids for row in rows)
+    def trials(
+        self, *conditions: ColumnElement[bool], with_samples: bool = True
+    ) -> list[TrialRecord]:
+        """The trials that meet the conditions, by study and number.
+
+        Without samples a timing has their number only.
+        """
+        query = _trials_query(with_samples).where(*conditions)
+        rows = self._connection.execute(query).all()
+        self._shared.read_configs({row.config_id for row in rows})
+        self._shared.read_reasons({row.reason_id for row in rows})
+        self._shared.read_binaries({row.binary_ids for row in rows})
         found = []
         for row in rows:
             try:
@@ -115,11 +109,13 @@ class Reader:
                 self._note(f"trial {row.id}", error)
         return found
 
-    def trials_by_study(self, study_ids: Sequence[int]) -> dict[int, list[TrialRecord]]:
+    def trials_by_study(
+        self, study_ids: Sequence[int], *, with_samples: bool = True
+    ) -> dict[int, list[TrialRecord]]:
         """The trials of each study in the order of their numbers: few queries for many studies."""
         found: dict[int, list[TrialRecord]] = {study_id: [] for study_id in study_ids}
-        for chunk in _chunks(study_ids):
-            for trial in self.trials(TrialRow.study_id.in_(chunk)):
+        for chunk in chunks(study_ids):
+            for trial in self.trials(TrialRow.study_id.in_(chunk), with_samples=with_samples):
                 found[trial.study_id].append(trial)
         return found
 
@@ -201,7 +197,7 @@ class Reader:
 
     def _templates_of(self, study_ids: Sequence[int]) -> dict[int, list[tuple[str, str]]]:
         found: dict[int, list[tuple[str, str]]] = defaultdict(list)
-        for chunk in _chunks(study_ids):
+        for chunk in chunks(study_ids):
             query = (
                 select(StudyTemplateRow.study_id, TemplateRow.name, TemplateRow.source_hash)
                 .join(TemplateRow, TemplateRow.id == StudyTemplateRow.template_id)
@@ -215,63 +211,45 @@ class Reader:
         query = select(TrialRow.study_id, func.count()).group_by(TrialRow.study_id)
         return {row[0]: row[1] for row in self._connection.execute(query)}
 
-    def _read_binaries(self, texts: Iterable[object]) -> None:
-        """Reads the binaries that these values of ``binary_ids`` name."""
-        wanted: set[int] = set()
-        for text in set(texts) - self._facts.keys():
-            with suppress(UsageError):  # ``_facts_of`` says it beside the trial
-                wanted.update(decode_binary_ids(text))
-        for chunk in _chunks(sorted(wanted - self._binaries.keys())):
-            query = (
-                select(
-                    BinaryRow.__table__,
-                    KernelRow.kernel,
-                    KernelRow.mma_kind,
-                    KernelRow.instruction_classes_json,
-                )
-                .join(KernelRow, KernelRow.id == BinaryRow.kernel_id)
-                .where(BinaryRow.id.in_(chunk))
-            )
-            for row in self._connection.execute(query):
-                try:
-                    self._binaries[row.id] = decode_binary_row(f"binary {row.id}", row)
-                except UsageError as error:
-                    self._unreadable[row.id] = f"{error}"
-
-    def _facts_of(self, text: object) -> tuple[BinaryFacts, ...]:
-        if text not in self._facts:
-            ids = decode_binary_ids(text)
-            for binary_id in ids:
-                if binary_id not in self._binaries:
-                    missing = f"its binary {binary_id} is missing"
-                    raise UsageError(self._unreadable.get(binary_id, missing))
-            self._facts[text] = tuple(self._binaries[binary_id] for binary_id in ids)
-        return self._facts[text]
-
     def _trial(self, row: Row[Any]) -> TrialRecord:
-        if row.config_id not in self._configs:
-            self._configs[row.config_id] = decode_config_row(f"config {row.config_id}", row)
-        if row.status not in _STATUSES:
-            raise UsageError(f"status={row.status!r} must be one of {', '.join(TrialStatus)}")
+        # A hundred thousand rows come this way: unpacking is quicker than asking by name.
+        columns: tuple[Any, ...] = tuple(row)
+        (
+            trial_id,
+            study_id,
+            number,
+            provenance,
+            config_id,
+            binary_ids,
+            status,
+            reason_id,
+            compile_ms,
+            measure_ms,
+            created_ms,
+            max_abs_error,
+            relative_rms_error,
+            *timing,
+        ) = columns
+        if status not in _STATUSES:
+            raise UsageError(f"status={status!r} must be one of {', '.join(TrialStatus)}")
         evaluation = Evaluation(
-            config=self._configs[row.config_id],
-            status=_STATUSES[row.status],
-            provenance=_provenance(row.provenance),
-            reason=str(row.reason or ""),
-            timing=decode_timing(row),
-            facts=self._facts_of(row.binary_ids),
-            max_abs_error=_error_size("max_abs_error", row.max_abs_error),
-            relative_rms_error=_error_size("relative_rms_error", row.relative_rms_error),
-            compile_s=decode_seconds("compile_ms", row.compile_ms),
-            measure_s=decode_seconds("measure_ms", row.measure_ms),
+            self._shared.config(config_id),
+            _STATUSES[status],
+            _provenance(provenance),
+            self._shared.reason(reason_id),
+            decode_timing(timing),
+            self._shared.facts(binary_ids),
+            _error_size("max_abs_error", max_abs_error),
+            _error_size("relative_rms_error", relative_rms_error),
+            decode_seconds("compile_ms", compile_ms),
+            decode_seconds("measure_ms", measure_ms),
         )
-        created = from_milliseconds("created_ms", row.created_ms)
-        number = _integer("number", row.number)
-        return TrialRecord(row.id, row.study_id, number, evaluation, created)
+        created = from_milliseconds("created_ms", created_ms)
+        return TrialRecord(trial_id, study_id, _integer("number", number), evaluation, created)
 
     def _trials_by_id(self, trial_ids: Sequence[int]) -> dict[int, TrialRecord]:
         found: dict[int, TrialRecord] = {}
-        for chunk in _chunks(trial_ids):
+        for chunk in chunks(trial_ids):
             found.update((trial.trial_id, trial) for trial in self.trials(TrialRow.id.in_(chunk)))
         return found
 
@@ -322,27 +300,30 @@ def _studies_query(has_parts: bool) -> Select[Any]:
     )
 
 
-def _trials_query() -> Select[Any]:
+def _trials_query(with_samples: bool) -> Select[Any]:
+    """Trials with the columns in the order that ``Reader._trial`` unpacks."""
     columns: list[Any] = [
-        TrialRow.__table__,
-        ConfigShapeRow.template,
-        ConfigShapeRow.parameters_json,
-        ConfigRow.values_json,
-        ReasonRow.reason,
+        TrialRow.id,
+        TrialRow.study_id,
+        TrialRow.number,
         StudyRow.provenance,
+        TrialRow.config_id,
+        TrialRow.binary_ids,
+        TrialRow.status,
+        TrialRow.reason_id,
+        TrialRow.compile_ms,
+        TrialRow.measure_ms,
+        TrialRow.created_ms,
+        TrialRow.max_abs_error,
+        TrialRow.relative_rms_error,
     ]
+    timing = TIMING_COLUMNS if with_samples else TIMING_COLUMNS[:-1]
+    columns += [getattr(TrialRow, name) for name in timing]
     return (
         select(*columns)
-        .join(ConfigRow, ConfigRow.id == TrialRow.config_id)
-        .join(ConfigShapeRow, ConfigShapeRow.id == ConfigRow.shape_id)
-        .outerjoin(ReasonRow, ReasonRow.id == TrialRow.reason_id)
         .join(StudyRow, StudyRow.id == TrialRow.study_id)
         .order_by(TrialRow.study_id, TrialRow.number)
     )
-
-
-def _chunks(values: Sequence[int]) -> Iterable[Sequence[int]]:
-    return (values[start : start + _CHUNK] for start in range(0, len(values), _CHUNK))
 
 
 def _provenance(value: Hashable) -> Provenance:

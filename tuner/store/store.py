@@ -151,10 +151,15 @@ class Store:
         with self.reading() as reader:
             return reader.trials(TrialRow.study_id == study_id)
 
-    def trials_by_study(self, study_ids: Sequence[int]) -> dict[int, list[TrialRecord]]:
-        """Like ``trials`` for many studies at one moment: what they share is decoded once."""
+    def trials_by_study(
+        self, study_ids: Sequence[int], *, with_samples: bool = True
+    ) -> dict[int, list[TrialRecord]]:
+        """Like ``trials`` for many studies at one moment: what they share is decoded once.
+
+        Without samples the timings have only the number of them.
+        """
         with self.reading() as reader:
-            return reader.trials_by_study(study_ids)
+            return reader.trials_by_study(study_ids, with_samples=with_samples)
 
     def winners(
         self, *, op: str | None = None, skus: Sequence[str] | None = None

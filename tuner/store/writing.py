@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 from sqlalchemy import (
@@ -375,7 +374,7 @@ def as_stored(evaluation: Evaluation, *, keep_samples: bool) -> Evaluation:
     return replace(
         evaluation,
         reason=_storable(evaluation.reason),
-        timing=decode_timing(SimpleNamespace(**columns)),
+        timing=decode_timing(tuple(columns.values())),
         compile_s=_rounded(evaluation.compile_s),
         measure_s=_rounded(evaluation.measure_s),
     )

@@ -89,6 +89,7 @@ def test_a_damaged_study(database: Path, sql: str, value: object, note: str) -> 
         ("trials SET compile_ms = ?", "long", "compile_ms='long' must be an integer"),
         ("trials SET created_ms = ?", 10**18, "must be milliseconds since 1970"),
         ("trials SET number = ?", "first", "number='first' must be an integer"),
+        ("trials SET config_id = ?", 77, "its config 77 is missing"),
         ("trials SET binary_ids = ?", "[77]", "its binary 77 is missing"),
         ("trials SET binary_ids = ?", "77", "binary_ids='77' must be a list of integers"),
         ("trials SET binary_ids = ?", "[", "binary_ids is not valid JSON"),
