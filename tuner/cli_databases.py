@@ -56,7 +56,7 @@ def report(
     plots: Annotated[
         int | None,
         typer.Option(
-            "--plots", metavar="N", min=0, help="Searches with a plot of their own. Default: 16."
+            "--plots", metavar="N", min=0, help="Searches with a plot of their own. Default: 12."
         ),
     ] = None,
     form: Annotated[
