@@ -1,44 +1,60 @@
-"""What ``covering.py`` runs on the GPU, in worker processes: one config on batches of all sorts."""
+"""What ``covering.py`` runs in worker processes: compiles one kernel, or checks one config."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
+from contextlib import suppress
 from functools import lru_cache
-from typing import Any
 
 import torch
-from tilescout.kernels.base import Config
-from tilescout.kernels.paged_decode import PagedDecodeProblem
-from tilescout.kernels.paged_decode.reference import paged_inputs
+from covering_problems import Case, cases, shares_launcher
+from tilescout.errors import TilescoutError
+from tilescout.kernels.base import Config, KernelSpec, Problem
 from tilescout.kernels.registry import operation, template
 from tilescout.tuner.compile_pool import short_reason
 from tilescout.tuner.launch_errors import failures, status_of
 from tilescout.tuner.records import TrialStatus
 from tilescout.tuner.validate import Verdict, build_on_poison, judge_repeat
 
-__all__ = ["BATCH", "check_config", "length_mixes"]
+__all__ = ["Outcome", "check_config", "compile_kernel", "load_compiler"]
 
-BATCH = 6
-
-
-def length_mixes(kv_len: int) -> dict[str, list[int]]:
-    """Tokens of the six requests: what a launcher built for ``kv_len`` each must serve in turn."""
-    return {
-        "full": [kv_len] * BATCH,
-        "ragged with an empty one": [kv_len, 1, 0, 77, kv_len // 3, 33],
-        "one long": [16, 16, kv_len, 16, 16, 16],
-        "nearly all empty": [0, 0, 1, 0, 17, 0],
-    }
+Outcome = tuple[str, str, float]
+"""Status, reason, seconds."""
 
 
-def check_config(
-    problem: PagedDecodeProblem, config: Config, device: str = "cuda"
-) -> tuple[str, str]:
-    """Status and reason of a config that was compiled.
+def load_compiler() -> None:
+    """Loads what nearly every compile needs, in all processes at a time."""
+    with suppress(ImportError):
+        import triton.compiler  # noqa: F401
 
-    One launcher, whose scratch memory starts as NaN, serves every mix of lengths; each twice.
+
+def compile_kernel(spec: KernelSpec, arch: int) -> Outcome:
+    """Compiles one kernel into the compiler's cache on disk, where the check finds it.
+
+    Raises:
+        TilescoutError: the fault is not the kernel's: there is no nvcc.
     """
+    start = time.monotonic()
+    try:
+        spec.compile(arch)
+    except TilescoutError:
+        raise
+    # A compiler raises whatever it likes, plain AssertionError and RuntimeError included.
+    except Exception as error:
+        found = status_of(error)
+        status = found if found is TrialStatus.OUT_OF_RESOURCES else TrialStatus.COMPILE_ERROR
+        return status.value, short_reason(error), time.monotonic() - start
+    return TrialStatus.OK.value, "", time.monotonic() - start
+
+
+def check_config(problem: Problem, config: Config, device: str = "cuda") -> Outcome:
+    """What became of a config that was compiled, on every case of its problem's grid.
+
+    Scratch memory starts as NaN; each case is launched twice.
+    """
+    start = time.monotonic()
     try:
         verdict = _verdict(problem, config, device)
     except failures() as error:
@@ -47,43 +63,32 @@ def check_config(
             # The context fails for ever: the pool replaces a process that ends, and reads this.
             print(f"{status.value}: {reason}", file=sys.stderr, flush=True)
             os._exit(1)
-        return status.value, reason
-    return verdict.status.value, verdict.reason
+        return status.value, reason, time.monotonic() - start
+    return verdict.status.value, verdict.reason, time.monotonic() - start
 
 
-def _verdict(problem: PagedDecodeProblem, config: Config, device: str) -> Verdict:
+def _verdict(problem: Problem, config: Config, device: str) -> Verdict:
     op, kernel = operation(problem.op), template(problem.op, config.template)
-    mixes = _inputs(problem, device)
-    launcher = build_on_poison(kernel, problem, config, mixes["full"])
+    launcher = None
     verdict = Verdict(TrialStatus.OK)
-    for name, inputs in mixes.items():
-        first, second = (op.make_outputs(problem, inputs) for _ in range(2))
-        launcher.launch(inputs, first)
-        launcher.launch(inputs, second)
-        verdict = Verdict.of(op.compare(problem, inputs, first), name)
+    for case in _cases(problem, device):
+        if launcher is None or not shares_launcher(problem.op):
+            launcher = build_on_poison(kernel, case.problem, config, case.inputs)
+        first, second = (op.make_outputs(case.problem, case.inputs) for _ in range(2))
+        launcher.launch(case.inputs, first)
+        launcher.launch(case.inputs, second)
+        verdict = Verdict.of(op.compare(case.problem, case.inputs, first), case.name)
         if verdict.is_ok:
-            verdict = judge_repeat(op, verdict, first, second, f"a second launch ({name})")
+            where = f"a second launch ({case.name})"
+            verdict = judge_repeat(op, verdict, first, second, where)
         if not verdict.is_ok:
             break
     return verdict
 
 
 @lru_cache(maxsize=8)
-def _inputs(problem: PagedDecodeProblem, device: str) -> dict[str, Any]:
-    """Inputs of every mix, with page tables of equal size and NaN where no kernel may look."""
-    room = -(-problem.kv_len // problem.page_size) * problem.batch
-    return {
-        name: paged_inputs(
-            problem,
-            lengths,
-            device=device,
-            seed=seed,
-            num_unused_pages=3,
-            num_table_pages=room,
-            poison=True,
-        )
-        for seed, (name, lengths) in enumerate(length_mixes(problem.kv_len).items())
-    }
+def _cases(problem: Problem, device: str) -> tuple[Case, ...]:
+    return cases(problem, device)
 
 
 def _is_device_lost() -> bool:
