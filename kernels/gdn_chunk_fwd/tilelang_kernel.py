@@ -33,8 +33,6 @@ def scan_program(
     arch: int,
     dtype: str,
     seqlen_dtype: str,
-    num_heads: int,
-    num_v_heads: int,
     head_dim_k: int,
     head_dim_v: int,
     chunk: int,
@@ -68,7 +66,6 @@ def scan_program(
     threads = consumers + producers
     arrivals = producers or threads
     moves_registers = producer == "own_group"
-    group_size = num_v_heads // num_heads
     unit = ELEMENTS_PER_STRIDE
     inner = head_dim_k if is_wy else chunk
     state_shape = (head_dim_v, head_dim_k) if is_v_first else (head_dim_k, head_dim_v)
@@ -101,10 +98,10 @@ def scan_program(
     @T.macro
     def load_chunk(
         Q, K, V, Left, Scores, q_ring, k_ring, v_ring, left_ring, score_ring, ready, slot, token,
-        row, head, vb,
+        row, head, group, vb,
     ):  # fmt: skip
         """Tiles of one chunk; rows behind the tensors' ends arrive as zeros."""
-        qk_head = T.truncdiv(head, group_size)
+        qk_head = T.truncdiv(head, group)
         T.tma_copy(
             K[token : token + chunk, qk_head, 0:head_dim_k],
             k_ring[slot, 0:chunk, 0:head_dim_k],
@@ -264,6 +261,8 @@ def scan_program(
         tokens_each: T.int32,
         segment_chunks: T.int32,
         num_segments: T.int32,
+        num_heads: T.int32,
+        num_v_heads: T.int32,
     ):
         """``v`` is u, head by head as it lies in scratch memory, where ``is_wy``."""
         qk_shape = (num_tokens, num_heads, head_dim_k)
@@ -341,6 +340,7 @@ def scan_program(
             vb = T.alloc_var("int32", init=T.truncmod(block, v_blocks))
             head = T.alloc_var("int32", init=T.truncmod(T.truncdiv(block, v_blocks), num_v_heads))
             segment = T.alloc_var("int32", init=T.truncdiv(block, v_blocks * num_v_heads))
+            group = T.alloc_var("int32", init=T.truncdiv(num_v_heads, num_heads))
             sequence = T.alloc_var("int32", init=segment)
             place = T.alloc_var("int32", init=0)
             span = T.alloc_var("int32", init=segment_chunks * chunk)
@@ -417,7 +417,7 @@ def scan_program(
                             load_chunk(
                                 Q, K, V, Left, Scores, q_ring, k_ring, v_ring, left_ring,
                                 score_ring, ready, s, first + begin + s * chunk,
-                                first + begin + s * chunk, head, vb,
+                                first + begin + s * chunk, head, group, vb,
                             )  # fmt: skip
                 if num_chunks > 0:
                     fetch_decay(Decay, decay, head, first + begin, end - begin, thread)
@@ -439,7 +439,7 @@ def scan_program(
                                 Q, K, V, Left, Scores, q_ring, k_ring, v_ring, left_ring,
                                 score_ring, ready, T.truncmod(t + num_stages - 1, num_stages),
                                 at + (num_stages - 1) * chunk, at + (num_stages - 1) * chunk, head,
-                                vb,
+                                group, vb,
                             )  # fmt: skip
                     if t + 1 < num_chunks:
                         fetch_decay(Decay, decay, head, at + chunk, num_left - chunk, thread)
@@ -465,7 +465,8 @@ def scan_program(
                     T.barrier_wait(free[slot], T.truncmod(T.truncdiv(t, num_stages) + 1, 2))
                     load_chunk(
                         Q, K, V, Left, Scores, q_ring, k_ring, v_ring, left_ring, score_ring,
-                        ready, slot, first + begin + t * chunk, first + begin + t * chunk, head, vb,
+                        ready, slot, first + begin + t * chunk, first + begin + t * chunk, head, group,
+                        vb,
                     )  # fmt: skip
 
     return gdn_chunk_tilelang_scan

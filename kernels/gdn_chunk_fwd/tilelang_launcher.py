@@ -106,6 +106,8 @@ class GdnChunkTileLangLauncher(GdnChunkTritonLauncher):
             values["tokens_each"],
             config.segment,
             segments,
+            problem.num_heads,
+            problem.num_v_heads,
         )
 
 

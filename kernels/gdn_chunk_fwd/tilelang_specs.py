@@ -27,8 +27,6 @@ def scan_spec(config: GdnChunkTileLangConfig, traits: TensorTraits) -> TileLangK
     parameters: dict[str, Any] = {
         "dtype": problem.dtype,
         "seqlen_dtype": _INDEX_DTYPES[traits.seqlen_type],
-        "num_heads": problem.num_heads,
-        "num_v_heads": problem.num_v_heads,
         "head_dim_k": problem.head_dim_k,
         "head_dim_v": problem.head_dim_v,
         "chunk": config.chunk,

@@ -147,6 +147,8 @@ def scan(problem, config, inputs, folder, *, is_reversed=False, change=None):
         "tokens_each": inputs.num_tokens,
         "segment_chunks": typed.segment,
         "num_segments": count,
+        "num_heads": problem.num_heads,
+        "num_v_heads": problem.num_v_heads,
     }
     grid = (count * problem.num_v_heads * typed.v_blocks,)
     kernel(grid, values, is_reversed=is_reversed)
