@@ -38,6 +38,17 @@ def kill_self(number: int) -> None:
     time.sleep(10)
 
 
+def own_pid() -> int:
+    return os.getpid()
+
+
+def crash_elsewhere(pid: int) -> int:
+    """Returns in the process of this id only."""
+    if os.getpid() != pid:
+        crash(3)
+    return pid
+
+
 def hang_with_child(path: str) -> None:
     """Writes the ids of this process and of a program it started, then hangs."""
     child = subprocess.Popen(["sleep", "600"])

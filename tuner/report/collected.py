@@ -12,6 +12,7 @@ from .baselines import Baseline, load_baselines
 from .contests import contest_baselines
 from .frames import ReportFrames, build_frames
 from .searches import Search, load_searches, ordered_skus, resolve_skus, shown, with_baselines
+from .second_process import SecondProcess
 
 if TYPE_CHECKING:
     from ..store import Store
@@ -37,13 +38,19 @@ class Collected:
         return shown(self.searches)
 
 
-def collect(stores: Sequence[Store], gpus: Sequence[str] | None = None) -> Collected:
+def collect(
+    stores: Sequence[Store],
+    gpus: Sequence[str] | None = None,
+    *,
+    second: SecondProcess | None = None,
+) -> Collected:
     """What the stores hold about these SKUs.
 
     Args:
         stores: databases to read, the one that counts first where they disagree first.
         gpus: SKU names or aliases, the first being what the others are compared with; None for
             all SKUs in the databases.
+        second: a process that takes a share of the work.
 
     Raises:
         UsageError: no store, or an empty or unknown ``gpus``.
@@ -63,6 +70,6 @@ def collect(stores: Sequence[Store], gpus: Sequence[str] | None = None) -> Colle
         searches,
         baselines,
         ordered_skus(searches, requested, baselines),
-        build_frames(searches, requested, baselines),
+        build_frames(searches, requested, baselines, second),
         tuple(damaged),
     )

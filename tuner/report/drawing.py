@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
+    "Drawing",
     "Plot",
     "draw_marks",
     "light_grid",
@@ -34,6 +35,16 @@ _SVG_DPI = 72
 
 
 @dataclass(frozen=True)
+class Drawing:
+    """A plot as its files have it."""
+
+    name: str
+    caption: str
+    png: bytes
+    svg: bytes
+
+
+@dataclass(frozen=True)
 class Plot:
     """A figure, what it is called on disk and what it says in words."""
 
@@ -41,6 +52,10 @@ class Plot:
     """Stem of its file; unique in a report."""
     caption: str
     figure: Figure
+
+    def drawn(self) -> Drawing:
+        """The plot in both forms."""
+        return Drawing(self.name, self.caption, self.png(), self.svg())
 
     def png(self) -> bytes:
         """The figure as PNG."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...kernels.base import Config
@@ -10,15 +10,18 @@ from ..records import Provenance, Timing, TrialStatus
 from ..search.importance import parameter_importance
 from .rows import Origin, group_origin, groups, is_settled, num_samples, origin
 from .searches import Search, is_ok
+from .second_process import Pending, SecondProcess
 from .wording import config_texts
 
 __all__ = [
     "AccuracyRow",
     "BestConfigRow",
     "ImportanceRow",
+    "Weighing",
     "accuracy_row",
     "best_config_rows",
     "importance_rows",
+    "started_weighings",
 ]
 
 NUM_BEST = 10
@@ -136,20 +139,41 @@ def accuracy_row(search: Search) -> AccuracyRow | None:
     )
 
 
-def importance_rows(searches: Iterable[Search]) -> Iterator[ImportanceRow]:
-    """One row an operation, SKU, provenance, policy and parameter, the most important first."""
+@dataclass(frozen=True)
+class Weighing:
+    """The searches of an operation on a SKU, and the shares that are worked out of their times."""
+
+    group: Sequence[Search]
+    num_times: int
+    shares: Pending[Mapping[str, float]]
+
+
+def started_weighings(searches: Iterable[Search], second: SecondProcess) -> list[Weighing]:
+    """Begins to weigh the parameters, one group an operation, SKU, provenance and policy."""
+    started = []
     for group in groups(searches):
         relative = [pair for search in group for pair in _relative_times(search)]
-        about = group_origin(group)
-        for parameter, share in parameter_importance(relative).items():
+        started.append(Weighing(group, len(relative), second.submit(_shares, relative)))
+    return started
+
+
+def importance_rows(weighings: Iterable[Weighing]) -> Iterator[ImportanceRow]:
+    """One row a parameter of each group, the most important first."""
+    for weighing in weighings:
+        about = group_origin(weighing.group)
+        for parameter, share in weighing.shares.result().items():
             yield ImportanceRow(
                 **about,
-                op=group[0].key.problem.op,
+                op=weighing.group[0].key.problem.op,
                 parameter=parameter,
                 share=share,
-                num_searches=len(group),
-                num_times=len(relative),
+                num_searches=len(weighing.group),
+                num_times=weighing.num_times,
             )
+
+
+def _shares(times: Sequence[tuple[Config, float]]) -> Mapping[str, float]:
+    return dict(parameter_importance(times))
 
 
 def _relative_times(search: Search) -> Iterator[tuple[Config, float]]:

@@ -22,6 +22,7 @@ from .comparison_summaries import (
     parameter_change_rows,
 )
 from .searches import Search, ordered_skus, shown
+from .second_process import SecondProcess
 
 __all__ = ["ReportFrames", "build_frames", "frame_of"]
 
@@ -66,15 +67,23 @@ def build_frames(
     searches: Sequence[Search],
     skus: Sequence[str] | None = None,
     baselines: Sequence[Baseline] = (),
+    second: SecondProcess | None = None,
 ) -> ReportFrames:
-    """All tables of these searches; ``skus`` gives the order of SKUs, None leaves it to the data.
+    """All tables of these searches.
 
     Results, what stands behind them and comparisons speak of one search a problem, SKU, provenance
     and policy; devices, searches, progress and failures of all.
+
+    Args:
+        searches: of all SKUs.
+        skus: the order of SKUs; None leaves it to the data.
+        baselines: other libraries.
+        second: a process that takes a share of the work.
     """
     order = ordered_skus(searches, skus, baselines)
     everything = sorted(searches, key=lambda s: order.index(s.sku))
     current = tuple(sorted(shown(searches), key=lambda s: order.index(s.sku)))
+    weighings = evidence.started_weighings(current, second or SecondProcess())
     results = [rows.result_row(search) for search in current]
     return ReportFrames(
         results=frame_of(rows.ResultRow, results),
@@ -83,6 +92,7 @@ def build_frames(
         **_comparison_frames(current, order, baselines),
         **_library_frames(current, order, baselines),
         **_search_frames(everything, {search.digest for search in current}),
+        importance=frame_of(evidence.ImportanceRow, evidence.importance_rows(weighings)),
     )
 
 
@@ -93,7 +103,6 @@ def _evidence_frames(current: Sequence[Search]) -> dict[str, pd.DataFrame]:
             evidence.BestConfigRow, (r for s in current for r in evidence.best_config_rows(s))
         ),
         "accuracy": frame_of(evidence.AccuracyRow, accuracy),
-        "importance": frame_of(evidence.ImportanceRow, evidence.importance_rows(current)),
         "binaries": frame_of(
             search_rows.BinaryRow, (r for s in current for r in search_rows.binary_rows(s))
         ),

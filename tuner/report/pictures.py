@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .drawing import Plot
+from .drawing import Drawing
 
 __all__ = ["Gallery", "Picture", "Pictures"]
 
@@ -56,17 +56,13 @@ class Gallery:
         self.paths: list[Path] = []
         self.inline_bytes = 0
 
-    def add(self, plot: Plot) -> Picture:
+    def add(self, drawing: Drawing) -> Picture:
         """The plot as the page shows it: inside the page while there is room, else as a link."""
-        path = self.folder / f"{plot.name}.png"
-        path.write_bytes(plot.png())
+        path = self.folder / f"{drawing.name}.png"
+        path.write_bytes(drawing.png)
         self.paths.append(path)
-        svg: bytes | None = None
-        if self.inline_bytes < MAX_INLINE_BYTES:
-            svg = plot.svg()
-            # One that is too large must not keep smaller ones from the page.
-            if self.inline_bytes + len(svg) > MAX_INLINE_BYTES:
-                svg = None
-            else:
-                self.inline_bytes += len(svg)
-        return Picture(plot.name, plot.caption, svg)
+        # One that is too large must not keep smaller ones from the page.
+        is_inside = self.inline_bytes + len(drawing.svg) <= MAX_INLINE_BYTES
+        if is_inside:
+            self.inline_bytes += len(drawing.svg)
+        return Picture(drawing.name, drawing.caption, drawing.svg if is_inside else None)

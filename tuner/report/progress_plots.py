@@ -12,6 +12,7 @@ from ..records import Provenance
 from .comparison import best_us
 from .drawing import (
     MAX_VECTOR_MARKS,
+    Drawing,
     Plot,
     draw_marks,
     light_grid,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["overview_plots", "progress_plot"]
+__all__ = ["drawn_progress", "overview_plots", "progress_plot"]
 
 MAX_WAYS = 200
 """Searches in a plot of many; more would hide each other."""
@@ -61,6 +62,11 @@ def progress_plot(search: Search, progress: pd.DataFrame) -> Plot:
         f"{found.state}; trials: {found.trials_by_status}"
     )
     return Plot(_plot_name(search), f"{about}: {caption}", figure)
+
+
+def drawn_progress(search: Search, progress: pd.DataFrame) -> Drawing:
+    """The files of ``progress_plot``."""
+    return progress_plot(search, progress).drawn()
 
 
 def _plot_name(search: Search) -> str:

@@ -271,7 +271,7 @@ def groups(searches: Iterable[Search]) -> Iterator[list[Search]]:
     yield from grouped.values()
 
 
-def group_origin(group: list[Search]) -> dict[str, str]:
+def group_origin(group: Sequence[Search]) -> dict[str, str]:
     """The origin of several searches of one SKU: all their versions, the last date."""
     origins = [origin(search) for search in group]
     versions = dict.fromkeys(about["versions"] for about in origins)

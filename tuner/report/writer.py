@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,16 +11,20 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pandas as pd
+
 from ...errors import UsageError
 from .collected import Collected, collect
 from .csv_report import write_csv
+from .drawing import Drawing
 from .html_report import render_page
 from .pictures import Gallery, Picture, Pictures
 from .plots import ratios_plots, times_plots
 from .problem_names import problem_anchor
-from .progress_plots import overview_plots, progress_plot
+from .progress_plots import drawn_progress, overview_plots
 from .roofline_plot import roofline_plots
 from .searches import Search
+from .second_process import Pending, SecondProcess
 
 if TYPE_CHECKING:
     from ..store import Store
@@ -64,9 +68,11 @@ def write_report(
         UsageError: no store, an empty or unknown ``gpus``, or a folder that cannot be written.
     """
     try:
-        with _uncollected():
-            collected = collect(stores, gpus)
-            return _write(collected, out, generated_at or datetime.now(UTC), num_plots)
+        num_trials = sum(store.num_trials() for store in stores)
+        with _uncollected(), SecondProcess(num_trials) as second:
+            collected = collect(stores, gpus, second=second)
+            date = generated_at or datetime.now(UTC)
+            return _write(collected, out, date, num_plots, second)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UsageError(
@@ -87,12 +93,24 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _write(collected: Collected, out: Path, generated_at: datetime, num_plots: int) -> ReportPaths:
+def _write(
+    collected: Collected,
+    out: Path,
+    generated_at: datetime,
+    num_plots: int,
+    second: SecondProcess,
+) -> ReportPaths:
     plots_folder = out / "plots"
     plots_folder.mkdir(parents=True, exist_ok=True)
+    progress = _progress_by_search(collected)
+    chosen = list(_chosen(collected.current, collected.skus, num_plots))
+    drawings = [
+        (search, second.submit(drawn_progress, search, progress[search.digest]))
+        for search in chosen
+    ]
     tables = write_csv(collected.frames, out)
     gallery = Gallery(plots_folder)
-    pictures = _draw(collected, gallery, num_plots)
+    pictures = _place(collected, gallery, progress, drawings)
     page = render_page(collected, pictures, generated_at=generated_at)
     index = out / "index.html"
     # Last and in one step: a page that exists has all the files it links to.
@@ -102,14 +120,22 @@ def _write(collected: Collected, out: Path, generated_at: datetime, num_plots: i
     return ReportPaths(index, tables, tuple(gallery.paths))
 
 
-def _draw(collected: Collected, gallery: Gallery, num_plots: int) -> Pictures:
-    """All plots; those that speak of many searches come first into the page."""
-    current, skus = collected.current, collected.skus
+def _progress_by_search(collected: Collected) -> dict[str, pd.DataFrame]:
     grouped = collected.frames.progress.groupby("study_digest")
-    progress = {str(digest): rows for digest, rows in grouped}
-    frames = collected.frames
-    ratios = [gallery.add(plot) for plot in ratios_plots(frames.comparison, frames.libraries, skus)]
-    times = [gallery.add(plot) for plot in times_plots(current, skus)]
+    return {str(digest): rows for digest, rows in grouped}
+
+
+def _place(
+    collected: Collected,
+    gallery: Gallery,
+    progress: Mapping[str, pd.DataFrame],
+    drawings: Sequence[tuple[Search, Pending[Drawing]]],
+) -> Pictures:
+    """All plots; those that speak of many searches come first into the page."""
+    current, skus, frames = collected.current, collected.skus, collected.frames
+    compared = ratios_plots(frames.comparison, frames.libraries, skus)
+    ratios = [gallery.add(plot.drawn()) for plot in compared]
+    times = [gallery.add(plot.drawn()) for plot in times_plots(current, skus)]
     by_sku: dict[str, list[Picture]] = {}
     for sku in skus:
         searches = [s for s in current if s.sku == sku]
@@ -117,17 +143,16 @@ def _draw(collected: Collected, gallery: Gallery, num_plots: int) -> Pictures:
             *roofline_plots(searches, collected.baselines, [sku]),
             *overview_plots(searches, progress),
         ):
-            by_sku.setdefault(sku, []).append(gallery.add(plot))
+            by_sku.setdefault(sku, []).append(gallery.add(plot.drawn()))
     by_problem: dict[str, list[Picture]] = {}
-    drawn = list(_drawn(current, skus, num_plots))
-    for search in drawn:
-        plot = progress_plot(search, progress[search.digest])
-        by_problem.setdefault(problem_anchor(search), []).append(gallery.add(plot))
-    num_left_out = sum(bool(search.trials) for search in current) - len(drawn)
+    for search, drawing in drawings:
+        picture = gallery.add(drawing.result())
+        by_problem.setdefault(problem_anchor(search), []).append(picture)
+    num_left_out = sum(bool(search.trials) for search in current) - len(drawings)
     return Pictures(by_sku, by_problem, num_left_out, ratios, times)
 
 
-def _drawn(searches: Sequence[Search], skus: Sequence[str], num_plots: int) -> Iterator[Search]:
+def _chosen(searches: Sequence[Search], skus: Sequence[str], num_plots: int) -> Iterator[Search]:
     """The searches with a plot of their own: measured before predicted, every kind in turn."""
     turns: dict[tuple[object, ...], Iterator[int]] = {}
     ranked = []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import fsum
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +15,7 @@ import optuna
 
 from ...kernels.base import Config
 
-__all__ = ["TEMPLATE", "parameter_importance"]
+__all__ = ["TEMPLATE", "parameter_importance", "preload"]
 
 TEMPLATE = "template"
 """The choice among templates, as one more parameter."""
@@ -30,7 +32,7 @@ def parameter_importance(times: Iterable[tuple[Config, float]]) -> Mapping[str, 
 
     PED-ANOVA: a parameter weighs as much as its values among the fastest tenth of the configs
     differ from its values among all. A parameter that is inactive in a config has a value for
-    that. Empty for fewer than eight times, or where nothing varies.
+    that. Empty for fewer than eight times, or where nothing varies or matters.
 
     Args:
         times: configs with their times, of one problem, or of several where each is a ratio to
@@ -46,6 +48,11 @@ def parameter_importance(times: Iterable[tuple[Config, float]]) -> Mapping[str, 
     if not varying:
         return _NOTHING
     return _evaluated(varying, [time for _, time in ranked])
+
+
+def preload() -> None:
+    """Imports what ``parameter_importance`` otherwise imports on its first call, in a second."""
+    importlib.import_module("optuna.importance")
 
 
 def _thinned(ranked: list[tuple[Config, float]]) -> list[tuple[Config, float]]:
@@ -76,7 +83,12 @@ def _evaluated(values: Mapping[str, Sequence[str]], times: Sequence[float]) -> M
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()
         study = optuna.create_study()
         study.add_trials(trials)
-        return optuna.importance.get_param_importances(study, evaluator=evaluator)
+        weights = evaluator.evaluate(study)
+    total = fsum(weights.values())
+    # By name among equals, and summed without rounding: Optuna goes through a set of names, whose
+    # order is another in every process.
+    order = sorted(weights, key=lambda name: (-weights[name], name))
+    return {name: weights[name] / total for name in order} if total else _NOTHING
 
 
 @contextmanager

@@ -139,6 +139,11 @@ class Store:
         with self.reading() as reader:
             return reader.studies(*study_filter(op, skus))
 
+    def num_trials(self) -> int:
+        """How many trials there are of all studies."""
+        with self._connected() as connection:
+            return connection.execute(select(func.count()).select_from(TrialRow)).scalar_one()
+
     def part_studies(self, study: StudyRecord) -> list[StudyRecord]:
         """The studies of parts that belong to the study of an operation, oldest first."""
         key = study.key

@@ -10,9 +10,11 @@ from tilescout.tuner.report.evidence import (
     accuracy_row,
     best_config_rows,
     importance_rows,
+    started_weighings,
 )
 from tilescout.tuner.report.rows import result_row
 from tilescout.tuner.report.searches import load_searches
+from tilescout.tuner.report.second_process import SecondProcess
 from tilescout.tuner.report.transfer import transfer_pair_rows, transfer_rows
 from tilescout.tuner.search.importance import TEMPLATE, parameter_importance
 from toy_op import ToyProblem
@@ -100,6 +102,18 @@ def test_the_parameter_that_decides_has_the_largest_share():
     assert "split_rule" not in shares
 
 
+def test_equal_shares_are_in_the_order_of_their_names():
+    names = ("b", "d", "a", "c")
+    times = [
+        (Config.of("triton", {**dict.fromkeys(names, index % 5), "e": index % 3}), float(index))
+        for index in range(30)
+    ]
+    shares = parameter_importance(times)
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert [name for name in shares if name != "e"] == sorted(names)
+    assert len({shares[name] for name in names}) == 1
+
+
 def test_the_template_is_a_parameter_and_an_inactive_one_a_value():
     other = [Config.of("other", {"threads": threads}) for threads in (64, 128, 256, 512)]
     times = [(config, 10.0 + i) for i, config in enumerate(grid())]
@@ -124,7 +138,7 @@ def test_importance_pools_the_searches_of_an_operation(store, h200):
         searched = Searched(ToyProblem(size), h200)
         trials = [timed(searched, c, scale * (1 + c["num_stages"])) for c in grid()]
         add_study(store, searched, trials)
-    rows = list(importance_rows(load_searches([store], None)))
+    rows = list(importance_rows(started_weighings(load_searches([store], None), SecondProcess())))
     assert rows[0].parameter == "num_stages"
     assert (rows[0].num_searches, rows[0].num_times) == (2, 30)
 

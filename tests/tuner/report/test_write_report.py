@@ -22,6 +22,7 @@ from report_data import (
 from tilescout.errors import UnknownNameError, UsageError
 from tilescout.tuner.records import Provenance
 from tilescout.tuner.report import pictures, write_report
+from tilescout.tuner.report.drawing import Plot
 from tilescout.tuner.store import Store
 from toy_op import ToyProblem
 
@@ -216,10 +217,8 @@ def test_every_plot_has_axes_with_units_and_a_legend(filled, h200, b200, tmp_pat
     from published_data import add_baseline
 
     drawn = []
-    add = pictures.Gallery.add
-    monkeypatch.setattr(
-        pictures.Gallery, "add", lambda self, plot: (drawn.append(plot), add(self, plot))[1]
-    )
+    draw = Plot.drawn
+    monkeypatch.setattr(Plot, "drawn", lambda plot: (drawn.append(plot), draw(plot))[1])
     for device in (h200, b200):
         add_baseline(filled, ToyProblem(1 << 20), device, 15.0)
     written([filled], tmp_path)
