@@ -151,6 +151,8 @@ def call_targets(phase: str, median: dict[str, float]) -> Iterator[Target]:
     direct = median["its launcher, tensors"]
     what = {"gdn": "gdn_decode", "paged": "paged_decode", "split": "paged_decode, split"}[phase]
     yield Target(f"{what}: out= over direct launch", 3.0, median["ours, out="] - direct, "us")
+    over = median["ours, out=, fresh tensors"] - median["its launcher, fresh tensors"]
+    yield Target(f"{what}: the same, fresh tensors in every call", 3.0, over, "us")
     over = median["ours, torch.ops"] - direct
     yield Target(f"{what}: torch.ops over direct launch", 6.0, over, "us")
     limit = median["@triton.autotune"]

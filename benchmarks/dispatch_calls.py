@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tilescout.kernels.paged_decode.inputs import make_inputs as paged_inputs
 from tilescout.kernels.registry import template
 from tilescout.kernels.triton_spec import BoundTritonKernel, TritonKernelSpec
 from tilescout.ops.flashinfer import BatchDecodeWithPagedKVCacheWrapper
+from tilescout.ops.prepared_launches import MAX_ADDRESSES
 from tilescout.search_spaces.registry import space_of
 from tilescout.tuner import dispatch
 from tilescout.tuner.lock_file import lock_text
@@ -72,15 +74,27 @@ class Workbench:
         assert inputs.kv_last_page_len is not None
         outputs = PagedDecodeOutputs(torch.empty_like(inputs.q), None)
         out, q, cache = outputs.out, inputs.q, (inputs.k_cache, inputs.v_cache)
-        table = (inputs.kv_indptr, inputs.kv_indices, inputs.kv_last_page_len)
+        bounds, pages, last = inputs.kv_indptr, inputs.kv_indices, inputs.kv_last_page_len
+        table = (bounds, pages, last)
         into = torch.ops.tilescout.paged_decode_out.default
         decode = ops.paged_decode
-        tensors = (q, *cache, *table, out)
+        sets = _fresh((q, *table, out))
+        given = cycle(sets)
+
+        def fresh() -> None:
+            q, bounds, pages, last, out = next(given)
+            decode(q, cache, bounds, pages, last, lengths="equal", out=out)
+
         contenders: Contenders = {
-            **_direct(problem, config, inputs, outputs, tensors),
-            "ours, out=": lambda: decode(q, cache, *table, lengths="equal", out=out),
-            "ours, out allocated": lambda: decode(q, cache, *table, lengths="equal"),
-            "ours, torch.ops": lambda: into([q], cache, *table, lengths="equal", out=out),
+            **_direct(
+                problem, config, inputs, outputs, [(q, *cache, *t, out) for q, *t, out in sets]
+            ),
+            "ours, out=": lambda: decode(q, cache, bounds, pages, last, lengths="equal", out=out),
+            "ours, out=, fresh tensors": fresh,
+            "ours, out allocated": lambda: decode(q, cache, bounds, pages, last, lengths="equal"),
+            "ours, torch.ops": lambda: into(
+                [q], cache, bounds, pages, last, lengths="equal", out=out
+            ),
         }
         if not is_split:
             wrapper = BatchDecodeWithPagedKVCacheWrapper(torch.empty(1, device=self.device))
@@ -96,21 +110,36 @@ class Workbench:
         inputs = gdn_inputs(problem, device=self.device, seed=0)
         out = torch.empty_like(inputs.v)
         assert inputs.state is not None
-        tensors = (inputs.q, inputs.k, inputs.v, inputs.gate, inputs.beta, inputs.state)
-        options: dict[str, Any] = {
-            "slots": inputs.slots,
-            "A_log": inputs.a_log,
-            "dt_bias": inputs.dt_bias,
-            "use_qk_l2norm": problem.use_qk_l2norm,
-        }
-        outputs = GdnDecodeOutputs(out, inputs.state)
-        others = [x for x in (*options.values(), out) if isinstance(x, torch.Tensor)]
+        q, k, v, g, beta, state = (
+            *(inputs.q, inputs.k, inputs.v, inputs.gate, inputs.beta),
+            inputs.state,
+        )
+        slots, a_log, bias = inputs.slots, inputs.a_log, inputs.dt_bias
+        assert slots is not None
+        assert a_log is not None
+        assert bias is not None
+        outputs = GdnDecodeOutputs(out, state)
         step, into = ops.gdn.gdn_decode, torch.ops.tilescout.gdn_decode_out.default
+        sets = _fresh((q, k, v, g, beta, out))
+        given = cycle(sets)
+
+        def fresh() -> None:
+            q, k, v, g, beta, out = next(given)
+            step(q, k, v, g, beta, state, slots=slots, A_log=a_log, dt_bias=bias, out=out)
+
+        others = (state, slots, a_log, bias)
         return {
-            **_direct(problem, config, inputs, outputs, (*tensors, *others)),
-            "ours, out=": lambda: step(*tensors, **options, out=out),
-            "ours, out allocated": lambda: step(*tensors, **options),
-            "ours, torch.ops": lambda: into(*tensors, **options, out=out),
+            **_direct(problem, config, inputs, outputs, [(*moved, *others) for moved in sets]),
+            "ours, out=": lambda: step(
+                q, k, v, g, beta, state, slots=slots, A_log=a_log, dt_bias=bias, out=out
+            ),
+            "ours, out=, fresh tensors": fresh,
+            "ours, out allocated": lambda: step(
+                q, k, v, g, beta, state, slots=slots, A_log=a_log, dt_bias=bias
+            ),
+            "ours, torch.ops": lambda: into(
+                q, k, v, g, beta, state, slots=slots, A_log=a_log, dt_bias=bias, out=out
+            ),
         }
 
     def _pin(self, problem: Problem, config: Config) -> None:
@@ -134,14 +163,28 @@ def _triton_config(problem: Problem, spec: DeviceSpec, choices: dict[str, Any]) 
     return config
 
 
+def _fresh(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
+    """The tensors, and copies elsewhere: so many that no set is remembered until its turn."""
+    return [tuple(tensors), *(tuple(x.clone() for x in tensors) for _ in range(MAX_ADDRESSES))]
+
+
 def _direct(
     problem: Problem,
     config: Config,
     inputs: Any,
     outputs: Any,
-    tensors: Sequence[torch.Tensor],
+    sets: Sequence[Sequence[torch.Tensor]],
 ) -> Contenders:
-    """The compiled kernels with the same arguments, without anything of ours."""
+    """The compiled kernels with the same arguments, without anything of ours.
+
+    Args:
+        problem: Of the call.
+        config: Of the kernels.
+        inputs: Of the launcher.
+        outputs: Likewise.
+        sets: The tensors of both in one order, and others in their places.
+    """
+    tensors = sets[0]
     launcher = template(problem.op, config.template).build(problem, config, inputs)
     launcher.launch(inputs, outputs)
     places = {id(tensor): Address(i) for i, tensor in enumerate(tensors)}
@@ -153,8 +196,15 @@ def _direct(
         for launch, args in by_tensor
     ]
     stream = torch.cuda.current_stream().cuda_stream if tensors[0].is_cuda else 0
+    moved = cycle(
+        [
+            _all([_run(*_with_arguments(launch, others), stream) for launch in launches])
+            for others in sets
+        ]
+    )
     contenders: Contenders = {
         "its launcher, tensors": _all([_run(*call, stream) for call in by_tensor]),
+        "its launcher, fresh tensors": lambda: next(moved)(),  # noqa: PLW0108
         "its launcher, addresses": _all([_run(*call, stream) for call in by_address]),
         "kernel[grid]": _all([_by_grid(*call) for call in by_tensor]),
         "launcher of the template": lambda: launcher.launch(inputs, outputs),

@@ -12,7 +12,7 @@ from ..errors import UsageError
 from ..kernels.paged_decode.inputs import Rope
 from .checks import check_flags, check_shape, finite_number, refuse_grad, wrong
 
-__all__ = ["DecodeOptions", "LseBase", "Scale", "number_or_tensor", "semantics_of"]
+__all__ = ["DecodeOptions", "LseBase", "Scale", "semantics_of"]
 
 LseBase = Literal["2", "e"]
 Scale = float | torch.Tensor
@@ -34,14 +34,6 @@ class DecodeOptions(TypedDict, total=False):
     sinks: torch.Tensor | None
     alibi_slopes: torch.Tensor | None
     rope: Rope | None
-
-
-def number_or_tensor(scale: Scale) -> tuple[float | None, torch.Tensor | None]:
-    """The scale in the one or the other place."""
-    # A look at the type first: it takes a third of the time.
-    if type(scale) is not float and isinstance(scale, torch.Tensor):
-        return None, scale
-    return scale, None
 
 
 @dataclass(frozen=True)

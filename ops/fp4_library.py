@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from ..kernels.fp4_attention.problem import KEY_PADDING, Q_BLOCK_ROWS
 from .fp4_checks import last_contiguous
 from .library import define_operator
+from .prepared import PreparedCalls
 
 __all__ = ["AttentionOperator", "ForwardOperator", "QuantizeOperator"]
 
@@ -90,15 +92,17 @@ class QuantizeOperator:
 class ForwardOperator:
     """FlashInfer's forward: it returns or writes an output and its LSE."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], calls: PreparedCalls) -> None:
         """Registers ``tilescout::NAME`` and ``tilescout::NAME_out``."""
-        self._function = function
+        self._function = inspect.unwrap(function)
         name = function.__name__
         new = _FORWARD.format(", ScalarType out_dtype")
-        self._new = define_operator(f"{name}{new} -> (Tensor, Tensor)", function, self._fake)
+        self._new = define_operator(
+            f"{name}{new} -> (Tensor, Tensor)", self._function, self._fake, calls
+        )
         into = _FORWARD.format(", Tensor(a!) out, Tensor(b!) lse")
         self._into = define_operator(
-            f"{name}_out{into} -> ()", self._run_into, lambda *_, **__: None
+            f"{name}_out{into} -> ()", self._run_into, lambda *_, **__: None, calls
         )
 
     def __call__(

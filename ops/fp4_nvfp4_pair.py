@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from ..kernels.fp4_attention import Fp4AttentionFwdInputs, Fp4AttentionFwdOutputs
 from ..kernels.fp4_attention.operands import quantize_operands
@@ -23,13 +22,15 @@ __all__ = ["nvfp4_attention_sm120_fwd", "nvfp4_attention_sm120_quantize_qkv"]
 
 _QUANTIZE, _FORWARD = "nvfp4_attention_sm120_quantize_qkv", "nvfp4_attention_sm120_fwd"
 _calls = PreparedCalls(
-    [
-        *(Role((f"inputs.{name}.codes",)) for name in ("q", "k", "v")),
-        *(Role((f"inputs.{name}.scales",)) for name in ("q", "k", "v")),
-        Role(("inputs.delta",)),
-        Role(("outputs.out",), is_output=True),
-        Role(("outputs.lse",), is_output=True),
-    ]
+    {
+        **{f"{name}_fp4": Role((f"inputs.{name}.codes",)) for name in ("q", "k")},
+        **{f"{name}_scale": Role((f"inputs.{name}.scales",)) for name in ("q", "k")},
+        "v_fp4_t": Role(("inputs.v.codes",)),
+        "v_scale_t": Role(("inputs.v.scales",)),
+        "qk_correction": Role(("inputs.delta",)),
+        "out": Role(("outputs.out",), is_output=True),
+        "lse": Role(("outputs.lse",), is_output=True),
+    }
 )
 
 
@@ -72,6 +73,7 @@ def nvfp4_attention_sm120_quantize_qkv(
     return (*(x.codes for x in tensors), *(x.scales for x in tensors), inputs.delta)
 
 
+@_calls.serve
 def nvfp4_attention_sm120_fwd(  # noqa: PLR0917  (FlashInfer's signature)
     q_fp4: torch.Tensor,
     k_fp4: torch.Tensor,
@@ -113,15 +115,6 @@ def nvfp4_attention_sm120_fwd(  # noqa: PLR0917  (FlashInfer's signature)
     """
     name = _FORWARD
     operands = (q_fp4, k_fp4, v_fp4_t, q_scale, k_scale, v_scale_t, qk_correction)
-    if not is_dynamo_compiling():
-        tensors = (*operands, out, lse)
-        choices = (
-            *(type(sm_scale), sm_scale, type(causal), causal),
-            *(type(per_block_mean), per_block_mean, out_dtype),
-        )
-        done = _calls.launch(tensors, choices)
-        if done is not None:
-            return done[0], done[1]
     check_flags(name, causal=causal, per_block_mean=per_block_mean)
     if is_traced(*operands):
         return _forward(
@@ -172,9 +165,9 @@ def nvfp4_attention_sm120_fwd(  # noqa: PLR0917  (FlashInfer's signature)
         is_causal=causal,
         q_mean="block" if per_block_mean else "sequence",
     )
-    _calls.keep(tensors, choices, launched)
+    _calls.hand_over(launched)
     return out, lse
 
 
 _quantize = QuantizeOperator(nvfp4_attention_sm120_quantize_qkv)
-_forward = ForwardOperator(nvfp4_attention_sm120_fwd)
+_forward = ForwardOperator(nvfp4_attention_sm120_fwd, _calls)

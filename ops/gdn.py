@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from ..errors import UsageError
 from ..kernels.base import Launcher
@@ -42,31 +41,33 @@ __all__ = ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "gdn_de
 
 _launchers = LauncherCache()
 _RECURRENT = "fused_recurrent_gated_delta_rule"
-_TOKENS = tuple(Role((f"inputs.{name}",)) for name in ("q", "k", "v", "gate", "beta"))
-_GATE = (Role(("inputs.a_log",)), Role(("inputs.dt_bias",)))
+_TOKENS = {
+    **{name: Role((f"inputs.{name}",)) for name in ("q", "k", "v", "beta")},
+    "g": Role(("inputs.gate",)),
+    "A_log": Role(("inputs.a_log",)),
+    "dt_bias": Role(("inputs.dt_bias",)),
+    "out": Role(("outputs.out",), is_output=True),
+}
 _MADE_BY_OPTIONS = frozenset(("inputs.gate", "inputs.beta", "inputs.dt_bias"))
 """Zeros or ones where they are not given."""
 _step_calls = PreparedCalls(
-    [
-        *_TOKENS,
-        Role(("inputs.state", "outputs.state")),
-        Role(("inputs.slots",)),
-        *_GATE,
-        Role(("outputs.out",), is_output=True),
-    ]
+    {
+        **_TOKENS,
+        "state": Role(("inputs.state", "outputs.state")),
+        "slots": Role(("inputs.slots",)),
+    }
 )
 _recurrent_calls = PreparedCalls(
-    [
-        *_TOKENS,
-        Role(("inputs.state",)),
-        *_GATE,
-        Role(("inputs.cu_seqlens",)),
-        Role(("outputs.out",), is_output=True),
-        Role(("outputs.state",), is_output=True),
-    ]
+    {
+        **_TOKENS,
+        "initial_state": Role(("inputs.state",)),
+        "cu_seqlens": Role(("inputs.cu_seqlens",)),
+        "final_state": Role(("outputs.state",), is_output=True),
+    }
 )
 
 
+@_recurrent_calls.serve
 def fused_recurrent_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
     q: torch.Tensor,
     k: torch.Tensor,
@@ -122,20 +123,6 @@ def fused_recurrent_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
     """
     if gk is not None or gv is not None or unknown:
         refuse_arguments(_RECURRENT, gk=gk, gv=gv, **unknown)
-    if not is_dynamo_compiling():
-        tensors = (q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, None, None)
-        # fmt: off
-        choices = (
-            type(scale), scale, type(output_final_state), output_final_state,
-            type(use_qk_l2norm_in_kernel), use_qk_l2norm_in_kernel,
-            type(use_gate_in_kernel), use_gate_in_kernel,
-            type(use_beta_sigmoid_in_kernel), use_beta_sigmoid_in_kernel,
-            type(allow_neg_eigval), allow_neg_eigval, type(state_v_first), state_v_first,
-        )
-        # fmt: on
-        done = _recurrent_calls.launch(tensors, choices)
-        if done is not None:
-            return done
     if is_traced(q):
         refuse_grad(_RECURRENT, q, k, v, g, beta, initial_state, A_log, dt_bias)
         return _recurrent_operator(
@@ -198,10 +185,11 @@ def fused_recurrent_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
     )
     launched = _launch(_RECURRENT, problem, inputs, outputs)
     if launched is not None:
-        _recurrent_calls.keep(tensors, choices, launched)
+        _recurrent_calls.hand_over(launched)
     return out, final_state
 
 
+@_step_calls.serve
 def gdn_decode(  # noqa: PLR0917  (what a layer has, in the order of its formula)
     q: torch.Tensor,
     k: torch.Tensor,
@@ -245,13 +233,6 @@ def gdn_decode(  # noqa: PLR0917  (what a layer has, in the order of its formula
         UnsupportedError: no template serves the problem on this GPU.
     """
     name = "gdn_decode"
-    if not is_dynamo_compiling():
-        tensors = (q, k, v, g, beta, state, slots, A_log, dt_bias, out)
-        choices = (type(scale), scale, type(use_qk_l2norm), use_qk_l2norm, state_layout)
-        done = _step_calls.launch(tensors, choices)
-        if done is not None:
-            result: torch.Tensor = done[0]
-            return result
     if is_traced(q):
         refuse_grad(name, q, k, v, g, beta, state, A_log, dt_bias)
         return _step_operator(
@@ -302,7 +283,7 @@ def gdn_decode(  # noqa: PLR0917  (what a layer has, in the order of its formula
     )
     launched = _launch(name, problem, inputs, GdnDecodeOutputs(out, state))
     if launched is not None:
-        _step_calls.keep(tensors, choices, launched)
+        _step_calls.hand_over(launched)
     return out
 
 
@@ -368,5 +349,5 @@ def _build(result: LookupResult, problem: GdnDecodeProblem, inputs: GdnDecodeInp
     return template(problem.op, result.template).build(problem, result.config, inputs)
 
 
-_recurrent_operator = DeltaRuleOperator(fused_recurrent_gated_delta_rule)
-_step_operator = StepOperator(gdn_decode)
+_recurrent_operator = DeltaRuleOperator(fused_recurrent_gated_delta_rule, _recurrent_calls)
+_step_operator = StepOperator(gdn_decode, _step_calls)

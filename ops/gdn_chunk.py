@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from ..errors import UsageError
 from ..kernels.gdn_chunk_fwd import GdnChunkInputs, GdnChunkOutputs, GdnChunkProblem
@@ -46,16 +45,20 @@ _launchers = LauncherCache(_MAX_LAUNCHERS)
 _MADE_BY_OPTIONS = frozenset(("inputs.dt_bias",))
 """Zeros where it is not given."""
 _calls = PreparedCalls(
-    [
-        *(Role((f"inputs.{name}",)) for name in ("q", "k", "v", "gate", "beta")),
-        *(Role((f"inputs.{name}",)) for name in ("initial_state", "cu_seqlens")),
-        *(Role((f"inputs.{name}",)) for name in ("a_log", "dt_bias")),
-        Role(("outputs.out",), is_output=True),
-        Role(("outputs.final_state",), is_output=True),
-    ]
+    {
+        **{
+            name: Role((f"inputs.{name}",))
+            for name in ("q", "k", "v", "beta", "initial_state", "cu_seqlens", "dt_bias")
+        },
+        "g": Role(("inputs.gate",)),
+        "A_log": Role(("inputs.a_log",)),
+        "out": Role(("outputs.out",), is_output=True),
+        "final_state": Role(("outputs.final_state",), is_output=True),
+    }
 )
 
 
+@_calls.serve
 def chunk_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
     q: torch.Tensor,
     k: torch.Tensor,
@@ -116,22 +119,6 @@ def chunk_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
     """
     if chunk_indices is not None or cp_context is not None or unknown:
         refuse_arguments(_FUNCTION, chunk_indices=chunk_indices, cp_context=cp_context, **unknown)
-    # Bounds on the host are looked at, and which winner serves depends on what they say.
-    may_be_prepared = cu_seqlens_cpu is None and not is_dynamo_compiling()
-    if may_be_prepared:
-        tensors = (q, k, v, g, beta, initial_state, cu_seqlens, A_log, dt_bias, None, None)
-        # fmt: off
-        choices = (
-            type(scale), scale, type(output_final_state), output_final_state,
-            type(use_qk_l2norm_in_kernel), use_qk_l2norm_in_kernel,
-            type(use_beta_sigmoid_in_kernel), use_beta_sigmoid_in_kernel,
-            type(allow_neg_eigval), allow_neg_eigval, type(state_v_first), state_v_first,
-            type(use_gate_in_kernel), use_gate_in_kernel,
-        )
-        # fmt: on
-        done = _calls.launch(tensors, choices)
-        if done is not None:
-            return done
     if is_traced(q):
         refuse_grad(_FUNCTION, q, k, v, g, beta, initial_state, A_log, dt_bias)
         return _operator(
@@ -227,8 +214,9 @@ def chunk_gated_delta_rule(  # noqa: PLR0917  (FLA's signature)
             wants_state=output_final_state,
         )
     launched = _launch(problem, inputs, outputs)
-    if may_be_prepared:
-        _calls.keep(tensors, choices, launched)
+    if cu_seqlens_cpu is None:
+        # Bounds on the host are looked at, and which winner serves depends on what they say.
+        _calls.hand_over(launched)
     return out, final_state
 
 
@@ -334,4 +322,4 @@ def _capacity(problem: GdnChunkProblem) -> GdnChunkProblem:
     return replace(problem, num_tokens=tokens, num_sequences=sequences, max_seqlen=tokens)
 
 
-_operator = DeltaRuleOperator(chunk_gated_delta_rule, "Tensor? cu_seqlens_cpu=None")
+_operator = DeltaRuleOperator(chunk_gated_delta_rule, _calls, "Tensor? cu_seqlens_cpu=None")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .library import define_operator
+from .prepared import PreparedCalls
 
 __all__ = ["DeltaRuleOperator", "StepOperator"]
 
@@ -28,11 +30,11 @@ _STEP = (
 class DeltaRuleOperator:
     """A function with FLA's signature: it returns an output and perhaps the final state."""
 
-    def __init__(self, function: Callable[..., Any], more: str = "") -> None:
+    def __init__(self, function: Callable[..., Any], calls: PreparedCalls, more: str = "") -> None:
         """Registers ``tilescout::NAME``; ``more`` are further arguments of its schema."""
-        self._function = function
+        self._function = inspect.unwrap(function)
         schema = function.__name__ + _DELTA_RULE.format(more=f", {more}" if more else "")
-        self._operator = define_operator(schema, self._run, self._fake)
+        self._operator = define_operator(schema, self._run, self._fake, calls)
 
     def __call__(self, **arguments: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Calls the operator; arguments and result are those of the function."""
@@ -57,18 +59,16 @@ class DeltaRuleOperator:
 class StepOperator:
     """``gdn_decode``: it updates a pool of states, and returns or writes an output."""
 
-    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+    def __init__(self, function: Callable[..., torch.Tensor], calls: PreparedCalls) -> None:
         """Registers ``tilescout::gdn_decode`` and ``tilescout::gdn_decode_out``."""
-        self._function = function
+        self._function = inspect.unwrap(function)
         name = function.__name__
-        self._new = define_operator(
-            f"{name}{_STEP}) -> Tensor", function, self._fake, is_prepared=True
-        )
+        self._new = define_operator(f"{name}{_STEP}) -> Tensor", self._function, self._fake, calls)
         self._into = define_operator(
             f"{name}_out{_STEP}, Tensor(b!) out) -> ()",
             self._run_into,
             lambda *_, **__: None,
-            is_prepared=True,
+            calls,
         )
 
     def __call__(self, *tensors: torch.Tensor, **arguments: Any) -> torch.Tensor:

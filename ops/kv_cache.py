@@ -17,7 +17,6 @@ __all__ = [
     "as_tokens_and_heads",
     "joined",
     "kv_views",
-    "one_or_pair",
     "pools_of",
     "with_dtype",
 ]
@@ -28,18 +27,6 @@ KvCache = torch.Tensor | Sequence[torch.Tensor]
 
 _EIGHT_BIT = tuple(word for word, size in KV_DTYPE_BYTES.items() if size == 1)
 _ORDER = {"NHD": "page_size, num_kv_heads", "HND": "num_kv_heads, page_size"}
-
-
-def one_or_pair(
-    parts: KvCache,
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """(one tensor, first of a pair, second of a pair), each None where it is not given so.
-
-    Any other sequence is none of them.
-    """
-    if type(parts) in (tuple, list):
-        return (None, parts[0], parts[1]) if len(parts) == 2 else (None, None, None)
-    return (parts, None, None) if isinstance(parts, torch.Tensor) else (None, None, None)
 
 
 def kv_views(

@@ -7,6 +7,7 @@ tensors. An operator called outside a trace passes the dispatcher where the call
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from ..kernels.paged_decode.inputs import Rope
 from .operator_shortcut import shorten
+from .prepared import PreparedCalls
 
 __all__ = ["NAMESPACE", "TracedFunction", "define_operator", "is_traced"]
 
@@ -33,7 +35,10 @@ def is_traced(*tensors: object) -> bool:
 
 
 def define_operator(
-    schema: str, run: Callable[..., Any], fake: Callable[..., Any], *, is_prepared: bool = False
+    schema: str,
+    run: Callable[..., Any],
+    fake: Callable[..., Any],
+    calls: PreparedCalls | None = None,
 ) -> Any:
     """The operator of a schema: ``run`` on real tensors, ``fake`` for shapes.
 
@@ -41,17 +46,21 @@ def define_operator(
         schema: As ``torch.library.Library.define`` takes it.
         run: Runs on CUDA and, in the interpreter, on the CPU.
         fake: Gives the outputs without their values.
-        is_prepared: Whether ``run`` is a public function whose calls are prepared first of all.
+        calls: Of the public function that ``run`` spells anew, if its calls are prepared.
     """
     name = schema.partition("(")[0]
     # Inductor must not choose strides: kernels and winners are for those of the caller.
     _library.define(schema, tags=(torch.Tag.needs_exact_strides,))
+    operator = getattr(getattr(torch.ops, NAMESPACE), name).default
+    prepared = None
+    if calls is not None:
+        prepared = calls.operator(run, [known.name for known in operator._schema.arguments])
+        run = prepared.run
     for key in ("CUDA", "CPU"):
         _library.impl(name, run, key)
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
-    operator = getattr(getattr(torch.ops, NAMESPACE), name).default
-    if is_prepared:
-        shorten(operator, run)
+    if prepared is not None:
+        shorten(operator, prepared)
     return operator
 
 
@@ -72,7 +81,7 @@ class TracedFunction:
         lists: Sequence[str],
         scales: Sequence[str],
         name: str | None = None,
-        is_prepared: bool = False,
+        calls: PreparedCalls | None = None,
     ) -> None:
         """Registers both.
 
@@ -83,9 +92,9 @@ class TracedFunction:
             lists: Arguments that are a tensor or a sequence of tensors, or None.
             scales: Arguments that are a number or a tensor.
             name: Of the operator; None: that of the function.
-            is_prepared: As ``define_operator`` takes it.
+            calls: As ``define_operator`` takes it.
         """
-        self._function = function
+        self._function = inspect.unwrap(function)  # what is prepared is the operator's own call
         self._allocate = allocate
         self._lists, self._scales = tuple(lists), tuple(scales)
         self._respelt = frozenset(
@@ -94,10 +103,8 @@ class TracedFunction:
         name = name or function.__name__
         new = f"{name}({parameters}, bool return_lse=False) -> (Tensor, Tensor)"
         into = f"{name}_out({parameters}, Tensor(a!) out, Tensor(b!)? lse=None) -> ()"
-        self._new = define_operator(new, self._run_new, self._fake_new, is_prepared=is_prepared)
-        self._into = define_operator(
-            into, self._run_into, lambda *args, **kwargs: None, is_prepared=is_prepared
-        )
+        self._new = define_operator(new, self._run_new, self._fake_new, calls)
+        self._into = define_operator(into, self._run_into, lambda *args, **kwargs: None, calls)
 
     def __call__(self, **arguments: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Calls the operator that fits; arguments and result are those of the function."""

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from ..errors import UsageError
 from .checks import refuse_grad, wrong
 from .decode_inputs import checked_outputs, checked_query, inputs_of
 from .decode_launch import launch, mixes_to_try
-from .decode_options import DecodeOptions, LseBase, Scale, number_or_tensor
-from .kv_cache import joined, one_or_pair, with_dtype
+from .decode_options import DecodeOptions, LseBase, Scale
+from .kv_cache import joined, with_dtype
 from .library import TracedFunction, is_traced
 from .page_table import page_table_of
 from .prepared import PreparedCalls
@@ -24,26 +23,29 @@ __all__ = ["mla_decode"]
 _FUNCTION = "mla_decode"
 _ROWS = ("inputs.k_cache", "inputs.v_cache")
 _calls = PreparedCalls(
-    [
-        Role(("inputs.q",)),
-        Role(("inputs.q",)),
-        Role(behind=1),
-        Role(_ROWS),
-        Role(_ROWS),
-        Role(behind=4),
-        Role(("inputs.kv_indptr",)),
-        Role(("inputs.kv_indices",)),
-        Role(("inputs.kv_last_page_len",)),
-        Role(("inputs.kv_indices",)),
-        Role(("inputs.seq_lens",)),
-        Role(("inputs.k_scale", "inputs.v_scale")),
-        Role(("inputs.sinks",)),
-        Role(("outputs.out",), is_output=True, apart_from=0),
-        Role(("outputs.lse",), is_output=True),
-    ]
+    {
+        "q": Role(("inputs.q",)),
+        "q[0]": Role(("inputs.q",)),
+        "q[1]": Role(behind="q[0]"),
+        "kv_cache": Role(_ROWS),
+        "kv_cache[0]": Role(_ROWS),
+        "kv_cache[1]": Role(behind="kv_cache[0]"),
+        "kv_indptr": Role(("inputs.kv_indptr",)),
+        "kv_indices": Role(("inputs.kv_indices",)),
+        "kv_last_page_len": Role(("inputs.kv_last_page_len",)),
+        "block_table": Role(("inputs.kv_indices",)),
+        "seq_lens": Role(("inputs.seq_lens",)),
+        **dict.fromkeys(
+            ("kv_scale", "kv_scale_tensor"), Role(("inputs.k_scale", "inputs.v_scale"))
+        ),
+        "sinks": Role(("inputs.sinks",)),
+        "out": Role(("outputs.out",), is_output=True, apart_from=("q", "q[0]", "q[1]")),
+        "lse": Role(("outputs.lse",), is_output=True),
+    }
 )
 
 
+@_calls.serve
 def mla_decode(
     q: torch.Tensor | Sequence[torch.Tensor],
     kv_cache: torch.Tensor | Sequence[torch.Tensor],
@@ -113,24 +115,6 @@ def mla_decode(
             f"sm_scale of {_FUNCTION} is None: must be a number, the head size before absorption "
             "to the power of -0.5 (192 ** -0.5 for DeepSeek-V3); no tensor here has that size"
         )
-    if not is_dynamo_compiling():
-        number, tensor = number_or_tensor(kv_scale)
-        # fmt: off
-        tensors = (
-            *one_or_pair(q), *one_or_pair(kv_cache),
-            kv_indptr, kv_indices, kv_last_page_len, block_table, seq_lens,
-            tensor, sinks, out, lse,
-        )
-        choices = (
-            type(sm_scale), sm_scale, type(head_dim_v), head_dim_v, kv_dtype,
-            type(q_scale), q_scale, type(kv_scale), number,
-            type(is_causal), is_causal, type(window_left), window_left, type(soft_cap), soft_cap,
-            lengths, type(return_lse), return_lse, lse_base,
-        )
-        # fmt: on
-        done = _calls.launch(tensors, choices)
-        if done is not None:
-            return done[0] if done[1] is None else done
     parts = q if isinstance(q, Sequence) else (q,)
     if is_traced(*parts):
         refuse_grad(_FUNCTION, *parts)
@@ -182,7 +166,7 @@ def mla_decode(
     outputs = checked_outputs(_FUNCTION, inputs, out, lse, return_lse=return_lse, lse_base=lse_base)
     mixes = mixes_to_try(_FUNCTION, lengths)
     if inputs.batch > 0:
-        _calls.keep(tensors, choices, launch(_FUNCTION, inputs, outputs, mixes))
+        _calls.hand_over(launch(_FUNCTION, inputs, outputs, mixes))
     return outputs.out if outputs.lse is None else (outputs.out, outputs.lse)
 
 
@@ -227,5 +211,5 @@ _traced = TracedFunction(
     _allocated,
     lists=("q", "kv_cache"),
     scales=("kv_scale",),
-    is_prepared=True,
+    calls=_calls,
 )

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, Unpack
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from ..errors import UsageError
 from ..kernels.paged_decode.inputs import Rope
@@ -18,8 +17,8 @@ from ..tuner.dispatch import LookupResult
 from .checks import refuse_grad
 from .decode_inputs import checked_outputs, checked_query, inputs_of
 from .decode_launch import launch, mixes_to_try, resolve
-from .decode_options import DecodeOptions, LseBase, Scale, number_or_tensor
-from .kv_cache import KvCache, kv_views, one_or_pair
+from .decode_options import DecodeOptions, LseBase, Scale
+from .kv_cache import KvCache, kv_views
 from .library import TracedFunction, is_traced
 from .nvfp4_cache import block_scale_views, dtype_with_scales
 from .page_table import PageTable, check_table, page_table_of
@@ -29,31 +28,31 @@ from .prepared_launches import Role
 __all__ = ["paged_decode", "resolve_paged_decode"]
 
 _FUNCTION = "paged_decode"
-_NO_BLOCKS: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] = (None,) * 3
 _calls = PreparedCalls(
-    [
-        Role(("inputs.q",)),
-        Role(("inputs.k_cache", "inputs.v_cache")),
-        Role(("inputs.k_cache",)),
-        Role(("inputs.v_cache",)),
-        Role(("inputs.kv_indptr",)),
-        Role(("inputs.kv_indices",)),
-        Role(("inputs.kv_last_page_len",)),
-        Role(("inputs.kv_indices",)),
-        Role(("inputs.seq_lens",)),
-        Role(("inputs.k_scale",)),
-        Role(("inputs.v_scale",)),
-        Role(("inputs.sinks",)),
-        Role(("inputs.alibi_slopes",)),
-        Role(("outputs.out",), is_output=True, apart_from=0),
-        Role(("outputs.lse",), is_output=True),
-        Role(("inputs.k_block_scales", "inputs.v_block_scales")),
-        Role(("inputs.k_block_scales",)),
-        Role(("inputs.v_block_scales",)),
-    ]
+    {
+        "q": Role(("inputs.q",)),
+        "kv_cache": Role(("inputs.k_cache", "inputs.v_cache")),
+        "kv_cache[0]": Role(("inputs.k_cache",)),
+        "kv_cache[1]": Role(("inputs.v_cache",)),
+        "kv_indptr": Role(("inputs.kv_indptr",)),
+        "kv_indices": Role(("inputs.kv_indices",)),
+        "kv_last_page_len": Role(("inputs.kv_last_page_len",)),
+        "block_table": Role(("inputs.kv_indices",)),
+        "seq_lens": Role(("inputs.seq_lens",)),
+        **dict.fromkeys(("k_scale", "k_scale_tensor"), Role(("inputs.k_scale",))),
+        **dict.fromkeys(("v_scale", "v_scale_tensor"), Role(("inputs.v_scale",))),
+        "sinks": Role(("inputs.sinks",)),
+        "alibi_slopes": Role(("inputs.alibi_slopes",)),
+        "out": Role(("outputs.out",), is_output=True, apart_from=("q",)),
+        "lse": Role(("outputs.lse",), is_output=True),
+        "kv_block_scales": Role(("inputs.k_block_scales", "inputs.v_block_scales")),
+        "kv_block_scales[0]": Role(("inputs.k_block_scales",)),
+        "kv_block_scales[1]": Role(("inputs.v_block_scales",)),
+    }
 )
 
 
+@_calls.serve
 def paged_decode(
     q: torch.Tensor,
     kv_cache: KvCache,
@@ -142,37 +141,6 @@ def paged_decode(
         UnsupportedError: no template serves the problem on this GPU.
         StoreError: a database cannot be read.
     """
-    if not is_dynamo_compiling():
-        # The usual forms first: to call what takes others apart is a tenth of what all this costs.
-        if type(kv_cache) is not tuple or len(kv_cache) != 2:
-            pool, k, v = one_or_pair(kv_cache)
-        else:
-            pool, (k, v) = None, kv_cache
-        form: tuple[type, int] | None = None
-        blocks = _NO_BLOCKS
-        if kv_block_scales is not None:
-            blocks, form = one_or_pair(kv_block_scales), _form_of(kv_block_scales)
-        if type(k_scale) is not float or type(v_scale) is not float:
-            k_number, k_tensor = number_or_tensor(k_scale)
-            v_number, v_tensor = number_or_tensor(v_scale)
-        else:
-            k_number, k_tensor, v_number, v_tensor = k_scale, None, v_scale, None
-        # fmt: off
-        tensors = (
-            q, pool, k, v, kv_indptr, kv_indices, kv_last_page_len, block_table, seq_lens,
-            k_tensor, v_tensor, sinks, alibi_slopes, out, lse, *blocks,
-        )
-        choices = (
-            kv_layout, kv_dtype, form,
-            type(sm_scale), sm_scale, type(q_scale), q_scale,
-            type(k_scale), k_number, type(v_scale), v_number,
-            type(is_causal), is_causal, type(window_left), window_left, type(soft_cap), soft_cap,
-            rope, lengths, type(return_lse), return_lse, lse_base,
-        )
-        # fmt: on
-        done = _calls.launch(tensors, choices)
-        if done is not None:
-            return done[0] if done[1] is None else done
     if is_traced(q):
         refuse_grad(_FUNCTION, q, sinks, alibi_slopes, out, lse)
         return _traced(
@@ -230,7 +198,7 @@ def paged_decode(
     outputs = checked_outputs(_FUNCTION, inputs, out, lse, return_lse=return_lse, lse_base=lse_base)
     mixes = mixes_to_try(_FUNCTION, lengths)
     if inputs.batch > 0:
-        _calls.keep(tensors, choices, launch(_FUNCTION, inputs, outputs, mixes))
+        _calls.hand_over(launch(_FUNCTION, inputs, outputs, mixes))
     return outputs.out if outputs.lse is None else (outputs.out, outputs.lse)
 
 
@@ -264,11 +232,6 @@ def resolve_paged_decode(
     return resolve(function, inputs, mixes_to_try(function, lengths))
 
 
-def _form_of(parts: object) -> tuple[type, int]:
-    """Tells sequences apart of which ``one_or_pair`` makes the same."""
-    return type(parts), len(parts) if isinstance(parts, (tuple, list)) else 1
-
-
 def _allocated(spelt: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """Outputs as ``checked_outputs`` makes them, for arguments of the operator."""
     q = spelt["q"][0]
@@ -290,5 +253,5 @@ _traced = TracedFunction(
     _allocated,
     lists=("q", "kv_cache", "kv_block_scales"),
     scales=("k_scale", "v_scale"),
-    is_prepared=True,
+    calls=_calls,
 )

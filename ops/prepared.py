@@ -2,68 +2,67 @@
 
 The first call with some arguments does all the work and leaves here what it came to: the conditions
 under which the same work comes to the same, and launches that lack nothing but addresses. A later
-call for which every condition holds only enqueues them. Conditions are the options (values and
-types), shape, strides, dtype, device and alignment of every tensor, where outputs may not lie, the
-current device and stream, the policy and the databases in force. Values of tensors are none: calls
-that look at them (debug mode) are never served from here, nor is anything during a capture.
+call for which every condition holds only enqueues them. Conditions are which arguments are given
+and how, the options (values and types), shape, strides, dtype, device and alignment of every
+tensor, where outputs may lie, the current device and stream, the policy and the databases in force.
+Values of tensors are none: calls that look at them (debug mode) are never served from here, nor is
+anything during a capture.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Sequence
-from contextvars import ContextVar
-from operator import itemgetter
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, ParamSpec, TypeVar
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from ..kernels.compiled_launch import has_launch_hooks
 from ..tuner import dispatch
 from ..tuner.dispatch_policy import policy_of_context
+from .call_form import PLAIN, Leaves, Nest, Pick, by_name, flat_values, leaves_of, picker
 from .debug_checks import is_debugging
 from .launchers import keeps_launchers
-from .prepared_launches import (
-    LaunchedCall,
-    PreparedLaunches,
-    Role,
-    prepare_launches,
-    tensor_at,
-)
+from .prepared_launches import LaunchedCall, PreparedLaunches, Role, prepare_launches
+from .prepared_results import Result, result_of
 from .tensor_guard import tensor_guard
 
-__all__ = [
-    "LaunchedCall",
-    "NotPreparedError",
-    "PreparedCall",
-    "PreparedCalls",
-    "Role",
-    "only_prepared",
-]
+__all__ = ["MISSED", "LaunchedCall", "OperatorCalls", "PreparedCall", "PreparedCalls", "Role"]
 
 MAX_CALLS = 1024
 """Prepared calls of one function."""
 _MAX_ALIKE = 8
-"""Prepared calls of equal options and equal shape of the first tensor; the oldest goes."""
+"""Prepared calls of equal names, options and shape of the first tensor; the oldest goes."""
 _MAX_SEEN = 4096
 
-Options = tuple[object, ...]
-Tensors = tuple[Any, ...]
-"""A tensor or None each; what else a caller gives fits no prepared call."""
-_Pick = Callable[[Tensors], tuple[Any, ...]]
+MISSED: Final = object()
+"""What ``launch`` gives where a call must go the long way."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_Values = tuple[Any, ...]
 _Place = tuple[int, int, bool]
 """Current device, its current stream, whether that is being captured."""
 _HOST: _Place = (-1, 0, False)
 
 
-class NotPreparedError(Exception):
-    """A call that was to be served prepared or not at all would go the long way."""
+class _HandedOver(threading.local):
+    """What the function that runs in this thread came to."""
+
+    launched: tuple[LaunchedCall, ...] = ()
+    roles: Mapping[str, Role] | None = None
+    """Those of the function, which tell whose it is."""
+    is_awaited = False
+    """Whether an operator's call waits for it, as it was spelt before the dispatcher."""
 
 
-only_prepared: ContextVar[bool] = ContextVar("tilescout_only_prepared", default=False)
-"""Whether ``launch`` raises NotPreparedError where a call must go the long way."""
+_handed_over = _HandedOver()
 
 
 class PreparedCall:
@@ -71,34 +70,73 @@ class PreparedCall:
 
     # fmt: off
     __slots__ = (
-        "__weakref__", "absent", "allocations", "check", "generation", "launches",
-        "needs_no_grad", "nones", "options", "outputs", "place", "policy", "present",
+        "__weakref__", "check", "generation", "has_numbers", "launches", "named", "needs_no_grad",
+        "nests", "num_args", "num_named", "options", "pick_options", "pick_tensors", "place",
+        "policy", "result", "types",
     )
     # fmt: on
 
-    def __init__(self, options: Options, place: _Place, generation: int) -> None:
-        self.options = options
+    def __init__(self, spelt: _Spelt, place: _Place, leaves: Leaves, generation: int) -> None:
+        self.num_args, self.num_named = len(spelt.args), len(spelt.names)
+        self.named = by_name(spelt.names)
         self.place = place
         self.generation = generation
         self.policy = policy_of_context()
-        self.present: _Pick = tuple
-        """Of the tensor arguments those that are given, in order."""
-        self.absent: _Pick = tuple
-        self.nones: tuple[None, ...] = ()
-        """What ``absent`` must give."""
-        self.check: Callable[..., bool] = bool
-        self.needs_no_grad = False
+        self.nests: tuple[Nest, ...] = leaves.nests
+        self.pick_tensors: Pick = picker([i for i, _ in leaves.tensors])
+        self.pick_options: Pick = picker(leaves.option_places)
+        self.options = leaves.options
+        self.types = tuple(map(type, leaves.options))
+        self.has_numbers = not {bool, int, float}.isdisjoint(self.types)
+        given = [tensor for _, tensor in leaves.tensors]
+        self.check: Callable[..., bool] = tensor_guard(given)
+        self.needs_no_grad = any(tensor.requires_grad for tensor in given)
         """Whether a tensor requires grad, which is refused where autograd would record."""
-        self.allocations: tuple[Callable[[], torch.Tensor], ...] = ()
-        """What the function allocates; these follow the given tensors."""
-        self.outputs: _Pick = tuple
-        """The outputs of the function, of its arguments where it allocates none, else of the given
-        and allocated tensors followed by None."""
+        self.result: Result | None = None
         self.launches: PreparedLaunches | None = None
 
-    def fits(self, tensors: Tensors) -> bool:
-        """Whether the same are given, of the same kind."""
-        return self.absent(tensors) == self.nones and self.check(*self.present(tensors))
+    def given(self, args: _Values, kwargs: Mapping[str, Any], place: _Place) -> _Values | None:
+        """The tensors of a call of the same kind; None: it is another kind."""
+        if len(args) != self.num_args or len(kwargs) != self.num_named or place != self.place:
+            return None
+        try:
+            values = (*args, *self.named(kwargs))
+        except KeyError:
+            return None
+        if self.nests:
+            flat = flat_values(values, self.nests)
+            if flat is None:
+                return None
+            values = flat
+        if self.options:
+            options = self.pick_options(values)
+            # Types first: 1 is True and 1.0, and to compare a number with a tensor would wait for
+            # the device.
+            if self.has_numbers and tuple(map(type, options)) != self.types:
+                return None
+            if options != self.options:
+                return None
+        tensors = self.pick_tensors(values)
+        return tensors if self.check(*tensors) else None
+
+    def serve(self, given: _Values) -> Any:
+        """Enqueues the call for such tensors and returns its result; or ``MISSED``."""
+        launches, result = self.launches, self.result
+        if (
+            launches is None
+            or result is None
+            or self.generation != dispatch.generation
+            or self.policy is not policy_of_context()
+            or (self.needs_no_grad and torch.is_grad_enabled())
+            or is_debugging()
+            or keeps_launchers()
+            or has_launch_hooks()
+        ):
+            return MISSED
+        if not result.allocations:
+            return result.of(given) if launches.enqueue(given) else MISSED
+        given = (*given, *[allocate() for allocate in result.allocations])
+        return result.of((*given, None)) if launches.enqueue(given) else MISSED
 
     def release(self) -> None:
         """Never serves again: the launcher has another owner or is gone."""
@@ -108,14 +146,15 @@ class PreparedCall:
 class PreparedCalls:
     """The prepared calls of one public function."""
 
-    def __init__(self, roles: Sequence[Role], max_calls: int = MAX_CALLS) -> None:
+    def __init__(self, roles: Mapping[str, Role], max_calls: int = MAX_CALLS) -> None:
         """Keeps nothing yet.
 
         Args:
-            roles: Of every argument that is or may be a tensor, in the order of ``launch``.
+            roles: Of every argument that is or may be a tensor, by its name; of elements of a
+                sequence of several ``NAME[0]`` and so on, of fields of a dataclass ``NAME.FIELD``.
             max_calls: Beyond it all are forgotten together.
         """
-        self._roles = tuple(roles)
+        self._roles = roles
         self._max_calls = max_calls
         self._lock = threading.Lock()
         self._last: PreparedCall | None = None
@@ -128,82 +167,101 @@ class PreparedCalls:
     def __len__(self) -> int:
         return self._num_calls
 
-    def launch(self, tensors: Tensors, options: Options) -> tuple[Any, ...] | None:
-        """Enqueues the call and returns its outputs, or None: it must go the long way.
+    def serve(self, function: Callable[P, R]) -> Callable[P, R]:
+        """A decorator: calls that are prepared are launched, others go to the function.
+
+        The function hands over what it launched before it returns.
+        """
+        names = tuple(inspect.signature(function).parameters)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            if is_dynamo_compiling():
+                return function(*args, **kwargs)
+            result: Any = self.launch(args, kwargs)
+            return self.run(function, names, args, kwargs) if result is MISSED else result
+
+        return call
+
+    def hand_over(self, *launched: LaunchedCall) -> None:
+        """Leaves what the function launched, in this order, for its next calls."""
+        _handed_over.launched, _handed_over.roles = launched, self._roles
+
+    def operator(self, run: Callable[..., Any], names: Sequence[str]) -> OperatorCalls:
+        """The prepared calls of an operator, which spells the function's arguments in its own way.
 
         Args:
-            tensors: The arguments that have roles; None where one is not given.
-            options: Every other argument, and the types of those that count by type.
-
-        Raises:
-            NotPreparedError: instead, where ``only_prepared`` is set.
+            run: Its implementation, which calls the function that ``serve`` decorated.
+            names: Of its arguments, in order.
         """
+        return OperatorCalls(PreparedCalls(self._roles, self._max_calls), run, tuple(names))
+
+    def run(
+        self, function: Callable[..., R], names: tuple[str, ...], args: _Values, kwargs: Any
+    ) -> R:
+        """Calls the function and prepares what it handed over, if it is the second of its kind."""
+        handed = _handed_over
+        handed.launched = ()
+        result = function(*args, **kwargs)
+        launched, handed.launched = handed.launched, ()
+        if launched and handed.roles is self._roles:
+            self._keep(names, args, kwargs, launched, result)
+        return result
+
+    def launch(self, args: _Values, kwargs: Mapping[str, Any]) -> Any:
+        """Enqueues the call and returns its result, or ``MISSED``: it must go the long way."""
         call = self._last
         if call is None:
-            return _missed()
+            return MISSED
         place = self._place()
-        given = call.present(tensors)
         try:
-            is_known = (
-                call.options == options
-                and call.place == place
-                and call.absent(tensors) == call.nones
-                and call.check(*given)
-            )
-            if not is_known:
-                call = self._search(tensors, options, place)
-                if call is None:
-                    return _missed()
-                given = call.present(tensors)
+            given = call.given(args, kwargs, place)
+            if given is not None:
+                result = call.serve(given)
+                if result is not MISSED:
+                    return result
+            return self._search(args, kwargs, place)
         except (TypeError, ValueError):
-            return (
-                _missed()
-            )  # an argument that cannot be compared or hashed is a mistake: say which
-        launches = call.launches
-        if (
-            launches is None
-            or call.generation != dispatch.generation
-            or call.policy is not policy_of_context()
-            or (call.needs_no_grad and torch.is_grad_enabled())
-            or is_debugging()
-            or keeps_launchers()
-            or has_launch_hooks()
-        ):
-            return _missed()
-        if not call.allocations:
-            return call.outputs(tensors) if launches.enqueue(given) else _missed()
-        given = (*given, *[allocate() for allocate in call.allocations])
-        return call.outputs((*given, None)) if launches.enqueue(given) else _missed()
+            # An argument that cannot be compared or hashed is a mistake: say which.
+            return MISSED
 
-    def _search(self, tensors: Tensors, options: Options, place: _Place) -> PreparedCall | None:
-        for call in self._calls.get(_key_of(tensors, options, place), ()):
-            if call.fits(tensors):
-                self._last = call
-                return call
-        return None
+    def _search(self, args: _Values, kwargs: Mapping[str, Any], place: _Place) -> Any:
+        for call in self._calls.get(_key_of(args, kwargs, place), ()):
+            given = call.given(args, kwargs, place)
+            if given is not None:
+                result = call.serve(given)
+                if result is not MISSED:
+                    self._last = call
+                    return result
+        return MISSED
 
-    def keep(self, tensors: Tensors, options: Options, launched: LaunchedCall) -> None:
-        """Prepares a call that was launched the long way, if it is the second one of its kind.
-
-        Args:
-            tensors: As ``launch`` took them.
-            options: Likewise.
-            launched: What it came to.
-        """
-        first = tensors[0] if tensors[0] is not None else tensors[1]
-        assert first is not None
+    def _keep(
+        self,
+        names: tuple[str, ...],
+        args: _Values,
+        kwargs: Mapping[str, Any],
+        launched: tuple[LaunchedCall, ...],
+        result: Any,
+    ) -> None:
         if is_debugging() or keeps_launchers():
             return
+        spelt = _spelt(args, kwargs)
+        leaves = leaves_of((*names[: len(args)], *spelt.names), spelt.values)
+        if leaves is None or not leaves.tensors:
+            return
+        first = leaves.tensors[0][1]
         self._place = _gpu_place if first.is_cuda else _host_place
         place = self._place()
         if place[2] or (first.is_cuda and first.device.index != place[0]):
             return
-        key = _key_of(tensors, options, place)
-        if not self._is_second(key, tensors):
+        key = _key_of(args, kwargs, place)
+        if not self._is_second(key, leaves):
             return
-        call = self._prepared(tensors, options, launched, place)
-        if call is None:
-            return
+        call = self._prepared(
+            PreparedCall(spelt, place, leaves, launched[0].generation), leaves, launched, result
+        )
+        if call is None or call.given(args, kwargs, place) is None:
+            return  # under a dispatch mode nothing fits: it would have to see the call
         with self._lock:
             if self._num_calls >= self._max_calls:
                 self._calls.clear()
@@ -212,7 +270,8 @@ class PreparedCalls:
             self._calls[key] = (call, *before)[:_MAX_ALIKE]
             self._num_calls += len(self._calls[key]) - len(before)
             self._last = call
-        launched.owned.serves(call)
+        for step in launched:
+            step.owned.serves(call)
 
     def forget(self) -> None:
         """Forgets every call, seen or prepared."""
@@ -226,9 +285,9 @@ class PreparedCalls:
         """For a forked child: another thread of the parent may have held the lock."""
         self._lock = threading.Lock()
 
-    def _is_second(self, key: Hashable, tensors: Tensors) -> bool:
+    def _is_second(self, key: Hashable, leaves: Leaves) -> bool:
         """Shapes that change with every call would be prepared in vain."""
-        kind = (key, tuple([None if t is None else (t.shape, t.stride()) for t in tensors]))
+        kind = (key, leaves.options, tuple((t.shape, t.stride()) for _, t in leaves.tensors))
         with self._lock:
             if kind in self._seen:
                 return True
@@ -238,40 +297,49 @@ class PreparedCalls:
             return False
 
     def _prepared(
-        self, tensors: Tensors, options: Options, launched: LaunchedCall, place: _Place
+        self,
+        call: PreparedCall,
+        leaves: Leaves,
+        launched: tuple[LaunchedCall, ...],
+        result: Any,
     ) -> PreparedCall | None:
-        call = PreparedCall(options, place, launched.generation)
-        present = [i for i, tensor in enumerate(tensors) if tensor is not None]
-        absent = [i for i, tensor in enumerate(tensors) if tensor is None]
-        call.present, call.absent = _picker(present), _picker(absent)
-        call.nones = (None,) * len(absent)
-        given = [tensor for tensor in tensors if tensor is not None]
-        call.check = tensor_guard(given)
-        call.needs_no_grad = any(tensor.requires_grad for tensor in given)
-        if not call.fits(tensors):
-            return None  # under a dispatch mode nothing fits: it would have to see the call
-        places = {role: place for place, role in enumerate(present)}
-        allocations = []
-        for i, role in enumerate(self._roles):
-            if role.is_output and tensors[i] is None:
-                made = tensor_at(launched, role.paths[0])
-                if made is not None:
-                    places[i] = len(given)
-                    given.append(made)
-                    allocations.append(_allocation_like(made))
-        call.allocations = tuple(allocations)
-        outputs = [i for i, role in enumerate(self._roles) if role.is_output]
-        if allocations:
-            outputs = [places.get(i, len(given)) for i in outputs]
-        call.outputs = _picker(outputs)
-        call.launches = prepare_launches(self._roles, places, given, launched, place[1])
+        """The call with its launches and result."""
+        given = dict(zip(leaves.names, (tensor for _, tensor in leaves.tensors), strict=True))
+        call.result, made = result_of(result, self._roles, given, launched)
+        if call.result is None:
+            return None
+        tensors = {**given, **made}
+        call.launches = prepare_launches(self._roles, tensors, launched, call.place[1])
         return call if call.launches is not None else None
 
 
-def _missed() -> tuple[Any, ...] | None:
-    if only_prepared.get():
-        raise NotPreparedError
-    return None
+@dataclass(frozen=True)
+class OperatorCalls:
+    """An operator's prepared calls, before the dispatcher and behind it, where it spells anew."""
+
+    calls: PreparedCalls
+    implementation: Callable[..., Any]
+    names: tuple[str, ...]
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The implementation, with prepared calls before it."""
+        if _handed_over.is_awaited:
+            return self.implementation(*args, **kwargs)
+        result = self.calls.launch(args, kwargs)
+        if result is MISSED:
+            return self.calls.run(self.implementation, self.names, args, kwargs)
+        return result
+
+    def dispatch(self, dispatched: Callable[..., Any], args: _Values, kwargs: Any) -> Any:
+        """Calls the dispatcher and prepares the call as it is spelt here."""
+        spelt = (*self.names[: len(args)], *kwargs)
+        if len(args) > len(self.names) or leaves_of(spelt, (*args, *kwargs.values())) is None:
+            return dispatched(*args, **kwargs)
+        _handed_over.is_awaited = True
+        try:
+            return self.calls.run(dispatched, self.names, args, kwargs)
+        finally:
+            _handed_over.is_awaited = False
 
 
 _all: weakref.WeakSet[PreparedCalls] = weakref.WeakSet()
@@ -285,25 +353,32 @@ def _renew_locks() -> None:
 os.register_at_fork(after_in_child=_renew_locks)
 
 
-def _picker(indices: Sequence[int]) -> _Pick:
-    """The elements at these places, as a tuple also where there is one or none.
+@dataclass(frozen=True)
+class _Spelt:
+    """A call with its named arguments in an order of ours: tensors first, then options."""
 
-    One getter in C: neighbours are a slice, which is a tuple of any length.
-    """
-    first = indices[0] if indices else 0
-    if list(indices) == list(range(first, first + len(indices))):
-        return itemgetter(slice(first, first + len(indices)))
-    return itemgetter(*indices)
+    args: _Values
+    names: tuple[str, ...]
+    values: _Values
 
 
-def _key_of(tensors: Tensors, options: Options, place: _Place) -> Hashable:
-    first = tensors[0] if tensors[0] is not None else tensors[1]
-    return (options, place, None if first is None else first.shape)
+def _spelt(args: _Values, kwargs: Mapping[str, Any]) -> _Spelt:
+    names = sorted(kwargs, key=lambda name: not isinstance(kwargs[name], torch.Tensor))
+    return _Spelt(args, tuple(names), (*args, *[kwargs[name] for name in names]))
 
 
-def _allocation_like(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    shape, stride, dtype, device = tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-    return lambda: torch.empty_strided(shape, stride, dtype=dtype, device=device)
+def _key_of(args: _Values, kwargs: Mapping[str, Any], place: _Place) -> Hashable:
+    first = args[0] if args else kwargs[min(kwargs)]
+    if type(first) in {tuple, list} and first:
+        first = first[0]
+    options = tuple([(type(value), value) for value in args if type(value) in PLAIN])
+    named = frozenset(
+        [
+            (name, type(value), value) if type(value) in PLAIN else name
+            for name, value in kwargs.items()
+        ]
+    )
+    return (len(args), options, named, place, getattr(first, "shape", None))
 
 
 def _host_place() -> _Place:

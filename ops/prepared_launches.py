@@ -23,18 +23,18 @@ from ..kernels.compiled_launch import (
 from ..tuner import capture
 from ..tuner.dispatch import LookupResult
 from .launchers import OwnedLauncher
-from .overlap import reach_bytes
+from .overlap import is_in_place_of, reach_bytes
 
-__all__ = ["LaunchedCall", "PreparedLaunches", "Role", "prepare_launches", "tensor_at"]
+__all__ = ["LaunchedCall", "PreparedLaunches", "Role", "prepare_launches", "tensors_of_roles"]
 
 MAX_ADDRESSES = 128
 """Sets of addresses that a prepared call remembers; beyond it they are forgotten together. Caches
 differ by layer and allocators give the same blocks again, so one call meets few sets."""
-_ALIGNMENT_BYTES = 16
-"""What kernels are specialised on: an address modulo this."""
+_UNALIGNED = 15
+"""Bits of an address that kernels are specialised on: whether it is a multiple of 16."""
 
 _Arguments = tuple[tuple[Any, ...], ...]
-"""Of every launch."""
+"""Of every launch of a step."""
 _address_of = torch.Tensor.data_ptr
 
 
@@ -44,12 +44,13 @@ class Role:
 
     paths: tuple[str, ...] = ()
     """Fields of inputs and outputs that are it, or a view of it whose place follows from its shape
-    and strides: ``inputs.q``, ``outputs.out``. None: only the checks look at it."""
+    and strides: ``inputs.q``, ``outputs.out``, ``inputs.outs[0]``; with ``STEP:`` before it only in
+    the launch of that name. None: only the checks look at it."""
     is_output: bool = False
-    """It is allocated where the caller gives none, and the call returns it."""
-    apart_from: int | None = None
-    """An argument with which it may have no byte in common."""
-    behind: int | None = None
+    """It is allocated where the caller gives none."""
+    apart_from: tuple[str, ...] = ()
+    """Arguments with which it may have no byte in common, unless it was in the place of one."""
+    behind: str | None = None
     """An argument of the same storage at whose side it must lie."""
 
 
@@ -66,31 +67,56 @@ class LaunchedCall:
     """``dispatch.generation`` from before it was resolved."""
     constants: frozenset[str] = frozenset()
     """Tensor fields that, where no argument is theirs, follow from the options and shapes."""
+    step: str = ""
+    """Tells the launches of a call apart, where it makes several."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One launched call for other tensors."""
+
+    owned: OwnedLauncher
+    compiled: tuple[BoundLaunch, ...]
+    """Empty: the launcher itself launches, on inputs and outputs made from the call's tensors."""
+    relaunch: Callable[[Sequence[torch.Tensor]], None]
+
+    def enqueue(self, given: Sequence[torch.Tensor], arguments: _Arguments) -> None:
+        """Enqueues its launches for these tensors."""
+        with self.owned.lock:
+            self.owned.was_used = True
+            if not self.compiled:
+                self.relaunch(given)
+                return
+            for launch, values in zip(self.compiled, arguments, strict=True):
+                launch.enqueue(values)
 
 
 @dataclass(frozen=True)
 class PreparedLaunches:
     """The launches of one call, and the conditions on its addresses."""
 
+    steps: tuple[_Step, ...]
     owned: OwnedLauncher
+    """That of the first step."""
     counted: tuple[LookupResult, ...]
-    compiled: tuple[BoundLaunch, ...] | None
-    """None: the launcher itself launches, on inputs and outputs made from the call's tensors."""
     first: Callable[[tuple[Any, ...]], object] | None
     """Enqueues where there is one compiled launch."""
-    relaunch: Callable[[Sequence[torch.Tensor]], None]
     remainders: list[int]
     """Of every address, by the alignment."""
     extra: tuple[Address, ...]
     """Addresses that follow those of the tensors."""
     apart: tuple[tuple[int, int, int, int], ...]
     """(a, b, bytes that a reaches, bytes that b reaches)."""
+    in_place: tuple[tuple[int, int], ...]
+    """(a, b) that start at the same address."""
     neighbours: tuple[tuple[int, int, int], ...]
     """(a, b, bytes from a to b)."""
+    arguments_of: Callable[[tuple[int, ...]], tuple[_Arguments, ...]]
+    """Takes the addresses of the tensors and the extra ones."""
     held: tuple[torch.Tensor, ...]
     """Constants that the launches read."""
-    known: dict[tuple[int, ...], _Arguments] = field(default_factory=dict)
-    """Arguments of the launches for addresses that meet the conditions."""
+    known: dict[tuple[int, ...], tuple[_Arguments, ...]] = field(default_factory=dict)
+    """Arguments of every step's launches for addresses that meet the conditions."""
 
     def enqueue(self, given: Sequence[torch.Tensor]) -> bool:
         """Enqueues for these tensors; False where their addresses break a condition."""
@@ -103,39 +129,51 @@ class PreparedLaunches:
         for a, b, _ in self.neighbours:
             if _storage_of(given[a]) != _storage_of(given[b]):
                 return False
-        owned = self.owned
-        owned.was_used = True
         if capture.recorder is not None:
             for result in self.counted:
                 capture.recorder.count(result)
         if self.first is not None:
-            self.first(arguments[0])  # one launch cannot interleave with another
+            self.owned.was_used = True
+            self.first(arguments[0][0])  # one launch cannot interleave with another
             return True
-        with owned.lock:
-            if self.compiled is None:
-                self.relaunch(given)
-                return True
-            for launch, values in zip(self.compiled, arguments, strict=True):
-                launch.enqueue(values)
+        for step, values in zip(self.steps, arguments, strict=True):
+            step.enqueue(given, values)
         return True
 
-    def _arguments(self, addresses: tuple[int, ...]) -> _Arguments | None:
+    def _arguments(self, addresses: tuple[int, ...]) -> tuple[_Arguments, ...] | None:
         """What the launches take for new addresses; None where these break a condition."""
-        if [address % _ALIGNMENT_BYTES for address in addresses] != self.remainders:
+        if [address & _UNALIGNED for address in addresses] != self.remainders:
             return None
         for a, b, reach_a, reach_b in self.apart:
             if -reach_b < addresses[b] - addresses[a] < reach_a:
                 return None
+        for a, b in self.in_place:
+            if addresses[a] != addresses[b]:
+                return None
         for a, b, distance in self.neighbours:
             if addresses[b] - addresses[a] != distance:
                 return None
-        extra = [addresses[extra.index] + extra.offset_bytes for extra in self.extra]
-        whole = (*addresses, *extra)
-        arguments = tuple([launch.arguments(whole) for launch in self.compiled or ()])
+        whole = addresses
+        if self.extra:
+            extra = [addresses[extra.index] + extra.offset_bytes for extra in self.extra]
+            whole = (*addresses, *extra)
+        arguments = self.arguments_of(whole)
         if len(self.known) >= MAX_ADDRESSES:
             self.known.clear()
         self.known[addresses] = arguments
         return arguments
+
+
+def _arguments_getter(
+    steps: Sequence[_Step],
+) -> Callable[[tuple[int, ...]], tuple[_Arguments, ...]]:
+    """What every step's launches take for addresses."""
+    if [len(step.compiled) for step in steps] == [1]:
+        only = steps[0].compiled[0].arguments
+        return lambda addresses: ((only(addresses),),)
+    return lambda addresses: tuple(
+        [tuple([launch.arguments(addresses) for launch in step.compiled]) for step in steps]
+    )
 
 
 class _Argument(Protocol):
@@ -145,29 +183,113 @@ class _Argument(Protocol):
 
 
 def prepare_launches(
-    roles: Sequence[Role],
-    places: Mapping[int, int],
-    given: Sequence[torch.Tensor],
-    launched: LaunchedCall,
+    roles: Mapping[str, Role],
+    tensors: Mapping[str, torch.Tensor],
+    launched: Sequence[LaunchedCall],
     stream: int,
 ) -> PreparedLaunches | None:
-    """What repeats the launched call for other tensors.
+    """What repeats the launched calls for other tensors.
 
     None where a field was copied from an argument, so that another call must copy, too, or where it
     is not known from which argument it comes.
 
     Args:
-        roles: Of all tensor arguments.
-        places: Of the arguments that are given, and the outputs that were allocated, by role.
-        given: Those tensors.
-        launched: The call.
+        roles: Of all tensor arguments, by name.
+        tensors: The arguments that are given, then the outputs that were allocated, by name.
+        launched: The calls, in order.
         stream: Where compiled kernels are to be enqueued.
     """
-    owners = {path: places[i] for i, role in enumerate(roles) for path in role.paths if i in places}
+    given, places = list(tensors.values()), {name: i for i, name in enumerate(tensors)}
+    held: dict[int, torch.Tensor] = {}
+    fitted = []
+    for call in launched:
+        fields_of_call = _fitted(call, _owners(roles, places, call.step), given, held)
+        if fields_of_call is None:
+            return None
+        fitted.append(fields_of_call)
+    # One numbering of the addresses behind offsets for all steps.
+    recorded = [
+        record(call.owned.launcher, fit.inputs, fit.outputs, fit.addresses, held) or ()
+        for call, fit in zip(launched, fitted, strict=True)
+    ]
+    flat, extra = without_offsets([launch for part in recorded for launch in part], len(given))
+    total, launches = len(given) + len(extra), iter(flat)
+    steps = tuple(
+        _Step(
+            call.owned,
+            tuple([bound_launch(next(launches), total, stream) for _ in part]),
+            _relaunch(call, fit.made),
+        )
+        for call, fit, part in zip(launched, fitted, recorded, strict=True)
+    )
+    apart, in_place = _apart(roles, places, given)
+    return PreparedLaunches(
+        steps=steps,
+        owned=launched[0].owned,
+        counted=tuple(result for call in launched for result in call.counted),
+        first=steps[0].compiled[0].enqueue if [len(s.compiled) for s in steps] == [1] else None,
+        remainders=[tensor.data_ptr() & _UNALIGNED for tensor in given],
+        extra=extra,
+        apart=apart,
+        in_place=in_place,
+        neighbours=tuple(_neighbours(roles, places, given)),
+        arguments_of=_arguments_getter(steps),
+        held=tuple(held.values()),
+    )
+
+
+def tensors_of_roles(
+    roles: Mapping[str, Role], launched: Sequence[LaunchedCall]
+) -> dict[str, torch.Tensor]:
+    """The tensor of each role, of those that have one in the launches."""
+    found: dict[str, torch.Tensor] = {}
+    for call in launched:
+        tensors = dict(_tensors_of(call))
+        for name, role in roles.items():
+            for path in role.paths:
+                tensor = tensors.get(_path_in(path, call.step) or "")
+                if tensor is not None:
+                    found.setdefault(name, tensor)
+    return found
+
+
+def _owners(roles: Mapping[str, Role], places: Mapping[str, int], step: str) -> dict[str, int]:
+    """Which tensor of the call a field of this step is."""
+    return {
+        own: places[name]
+        for name, role in roles.items()
+        if name in places
+        for path in role.paths
+        if (own := _path_in(path, step)) is not None
+    }
+
+
+def _path_in(path: str, step: str) -> str | None:
+    """The path where it is one of this step."""
+    of_step, is_of_one, own = path.rpartition(":")
+    return None if is_of_one and of_step != step else own
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """A launched call with a tensor object of its own for every field that is the call's."""
+
+    inputs: Any
+    outputs: Any
+    addresses: dict[int, Address]
+    """By the identity of these tensors."""
+    made: dict[str, _Argument]
+
+
+def _fitted(
+    launched: LaunchedCall,
+    owners: Mapping[str, int],
+    given: Sequence[torch.Tensor],
+    held: dict[int, torch.Tensor],
+) -> _Fitted | None:
     made: dict[str, _Argument] = {}
     aliases: dict[str, torch.Tensor] = {}
     addresses: dict[int, Address] = {}
-    held: dict[int, torch.Tensor] = {}
     for path, tensor in _tensors_of(launched):
         if path not in owners:
             if path not in launched.constants:
@@ -182,37 +304,8 @@ def prepare_launches(
         aliases[path] = tensor.detach()
         addresses[id(aliases[path])] = Address(place, offset)
         made[path] = _argument(place, tensor, given[place], offset)
-    owned = launched.owned
-    recorded = record(
-        owned.launcher,
-        _with_tensors(launched.inputs, "inputs", aliases),
-        _with_tensors(launched.outputs, "outputs", aliases),
-        addresses,
-        held,
-    )
-    launches, extra = without_offsets(recorded or (), len(given))
-    total = len(given) + len(extra)
-    compiled = tuple(bound_launch(launch, total, stream) for launch in launches)
-    return PreparedLaunches(
-        owned=owned,
-        counted=launched.counted,
-        compiled=compiled or None,
-        first=compiled[0].enqueue if len(compiled) == 1 else None,
-        relaunch=_relaunch(launched, made),
-        remainders=[tensor.data_ptr() % _ALIGNMENT_BYTES for tensor in given],
-        extra=extra,
-        apart=tuple(_apart(roles, places, given)),
-        neighbours=tuple(_neighbours(roles, places, given)),
-        held=tuple(held.values()),
-    )
-
-
-def tensor_at(launched: LaunchedCall, path: str) -> torch.Tensor | None:
-    """The field of inputs or outputs at this path."""
-    value: Any = launched
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value if isinstance(value, torch.Tensor) else None
+    inputs = _with_tensors(launched.inputs, "inputs", aliases)
+    return _Fitted(inputs, _with_tensors(launched.outputs, "outputs", aliases), addresses, made)
 
 
 def _tensors_of(launched: LaunchedCall) -> Iterator[tuple[str, torch.Tensor]]:
@@ -221,24 +314,29 @@ def _tensors_of(launched: LaunchedCall) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _fields_of(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    for known in fields(value):
-        inner = getattr(value, known.name)
-        if isinstance(inner, torch.Tensor):
-            yield f"{path}.{known.name}", inner
-        elif is_dataclass(inner):
-            yield from _fields_of(inner, f"{path}.{known.name}")
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, tuple):
+        for i, inner in enumerate(value):
+            yield from _fields_of(inner, f"{path}[{i}]")
+    elif is_dataclass(value):
+        for known in fields(value):
+            yield from _fields_of(getattr(value, known.name), f"{path}.{known.name}")
 
 
 def _with_tensors(value: Any, path: str, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The dataclass with the tensors at these paths in the place of its own."""
-    changes: dict[str, Any] = {}
-    for known in fields(value):
-        inner, at = getattr(value, known.name), f"{path}.{known.name}"
-        if at in tensors:
-            changes[known.name] = tensors[at]
-        elif is_dataclass(inner) and any(name.startswith(f"{at}.") for name in tensors):
-            changes[known.name] = _with_tensors(inner, at, tensors)
-    return replace(value, **changes)
+    """Inputs or outputs with the tensors at these paths in the place of their own."""
+    if path in tensors:
+        return tensors[path]
+    if type(value) is tuple:
+        return tuple(_with_tensors(v, f"{path}[{i}]", tensors) for i, v in enumerate(value))
+    if not is_dataclass(value) or not any(name.startswith(f"{path}.") for name in tensors):
+        return value
+    changes = {
+        known.name: _with_tensors(getattr(value, known.name), f"{path}.{known.name}", tensors)
+        for known in fields(value)
+    }
+    return replace(value, **changes)  # type: ignore[type-var]
 
 
 def _relaunch(
@@ -276,20 +374,27 @@ def _argument(
 
 
 def _apart(
-    roles: Sequence[Role], places: Mapping[int, int], given: Sequence[torch.Tensor]
-) -> Iterator[tuple[int, int, int, int]]:
-    for i, role in enumerate(roles):
-        if role.apart_from is not None and role.apart_from in places and i in places:
-            a, b = places[i], places[role.apart_from]
-            yield a, b, reach_bytes(given[a]), reach_bytes(given[b])
+    roles: Mapping[str, Role], places: Mapping[str, int], given: Sequence[torch.Tensor]
+) -> tuple[tuple[tuple[int, int, int, int], ...], tuple[tuple[int, int], ...]]:
+    """Pairs that must lie apart, and those of which one is in the place of the other."""
+    apart, in_place = [], []
+    for name, role in roles.items():
+        for other in role.apart_from:
+            if name in places and other in places:
+                a, b = places[name], places[other]
+                if is_in_place_of(given[a], given[b]):
+                    in_place.append((a, b))
+                else:
+                    apart.append((a, b, reach_bytes(given[a]), reach_bytes(given[b])))
+    return tuple(apart), tuple(in_place)
 
 
 def _neighbours(
-    roles: Sequence[Role], places: Mapping[int, int], given: Sequence[torch.Tensor]
+    roles: Mapping[str, Role], places: Mapping[str, int], given: Sequence[torch.Tensor]
 ) -> Iterator[tuple[int, int, int]]:
-    for i, role in enumerate(roles):
-        if role.behind is not None and role.behind in places and i in places:
-            a, b = places[role.behind], places[i]
+    for name, role in roles.items():
+        if role.behind is not None and role.behind in places and name in places:
+            a, b = places[role.behind], places[name]
             yield a, b, given[b].data_ptr() - given[a].data_ptr()
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -14,9 +15,6 @@ from hypothesis import strategies as st
 from prepared_calls import CALLS, Call, step_calls
 from prepared_outcomes import agrees, is_prepared, warm
 from tilescout.errors import TilescoutError
-from tilescout.ops import operator_shortcut
-
-gdn = import_module("tilescout.ops.gdn")
 
 OPERATORS = ("paged_decode", "mla_decode", "gdn_decode")
 
@@ -111,21 +109,57 @@ def test_the_profiler_sees_calls_of_operators(launches: Launches) -> None:
     assert "tilescout::gdn_decode_out" in {event.name for event in profile.events()}
 
 
-def test_a_prepared_call_passes_the_dispatcher_by(launches: Launches) -> None:
+@contextmanager
+def no_dispatcher(operator: Any) -> Iterator[list[object]]:
+    """In the place of the dispatcher, a list of what it would be asked."""
     asked: list[object] = []
-    quick = operator_shortcut._shortened(lambda **_: asked.append(1), gdn._step_operator._run_into)
+    names = operator._op.__code__.co_freevars
+    (cell,) = (
+        cell
+        for name, cell in zip(names, operator._op.__closure__, strict=True)
+        if name == "dispatched"
+    )
+    before, cell.cell_contents = cell.cell_contents, lambda **arguments: asked.append(arguments)
+    try:
+        yield asked
+    finally:
+        cell.cell_contents = before
+
+
+def test_a_prepared_call_passes_the_dispatcher_by(launches: Launches) -> None:
     packet = torch.ops.tilescout.gdn_decode_out
-    for operator in (packet, packet.default):
-        assert operator._op.__code__ is quick.__code__
     call = replace(step_calls()[0], function=packet.default)
     warm(call, launches)
-    launches.take()
-    quick(**call.arguments)
-    assert len(launches.take()) == 1
-    assert not asked
-    quick(**{**call.arguments, "scale": 0.25})
-    assert asked
-    assert not launches.take()
+    for operator in (packet, packet.default):
+        launches.take()
+        with no_dispatcher(operator) as asked:
+            operator(**call.arguments)
+            assert len(launches.take()) == 1
+            assert not asked
+            operator(**{**call.arguments, "scale": 0.25})
+            assert len(asked) == 1
+            assert not launches.take()
+
+
+# torch says once a process that a kernel takes the place of ours, which is what is tested.
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators:UserWarning")
+@pytest.mark.parametrize("key", ["CPU", "AutogradCPU", "CompositeExplicitAutograd"])
+def test_kernels_that_somebody_else_registers_see_the_calls(key: str, launches: Launches) -> None:
+    call = as_operator("gdn_decode", step_calls()[0])
+    operator = torch.ops.tilescout.gdn_decode_out.default
+    warm(call, launches)
+    library = torch.library.Library("tilescout", "IMPL")
+    asked: list[object] = []
+    library.impl("gdn_decode_out", lambda *args, **kwargs: asked.append(args), key)
+    try:
+        call.function(**call.arguments)
+        # A kernel of lower precedence than ours is never called, but is not told apart.
+        assert len(asked) == (key != "CompositeExplicitAutograd")
+    finally:
+        library._destroy()
+    with no_dispatcher(operator) as dispatched:
+        call.function(**call.arguments)
+    assert not dispatched
 
 
 def test_a_mistake_gets_the_error_of_the_dispatcher(launches: Launches) -> None:

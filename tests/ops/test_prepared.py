@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import threading
 import weakref
 from dataclasses import replace
@@ -178,15 +179,14 @@ def test_a_prepared_call_keeps_no_tensor_alive(launches: Launches) -> None:
 
 
 def test_the_number_of_prepared_calls_is_bounded(launches: Launches) -> None:
-    calls = PreparedCalls(gdn._step_calls._roles, max_calls=3)
-    assert len(calls) == 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gdn, "_step_calls", calls)
-        for call in step_calls():
-            for _ in range(3):
-                outcome(call, launches)
-            assert len(calls) <= 3
-        assert len(calls) > 0
+    bounded = PreparedCalls(gdn._step_calls._roles, max_calls=3)
+    function = bounded.serve(inspect.unwrap(gdn.gdn_decode))
+    assert len(bounded) == 0
+    for call in step_calls():
+        for _ in range(3):
+            outcome(replace(call, function=function), launches)
+        assert len(bounded) <= 3
+    assert len(bounded) > 0
 
 
 def test_the_number_of_known_addresses_is_bounded(
