@@ -12,9 +12,14 @@ from ..kernels.base import Config, ParameterValue
 from ..kernels.device import DeviceSpec
 from ..kernels.gdn_chunk_fwd import GdnChunkProblem
 from ..kernels.gdn_chunk_fwd.problem import DTYPE_BYTES
-from ..kernels.gdn_chunk_fwd.tilelang_config import GROUP_REGISTERS, PRODUCER_THREADS, PRODUCERS
+from ..kernels.gdn_chunk_fwd.tilelang_config import (
+    OUTPUT_THREADS,
+    PRODUCER_THREADS,
+    PRODUCERS,
+    group_registers,
+)
 from .constraints import fits_shared_memory
-from .parameters import Parameter, categorical, ordered
+from .parameters import ActiveWhen, Parameter, categorical, ordered
 from .space import Constraint, SearchSpace
 
 __all__ = ["tilelang_space"]
@@ -33,6 +38,8 @@ _LIGHT_SCAN: dict[str, ParameterValue] = {
 }
 """A scan of Triton's that no constraint refuses before it refuses the preparation."""
 _WARP, _WARP_ROWS, _WARP_GROUP = 32, 16, 128
+_OUTPUT_ROWS = 64
+"""Tokens of a chunk that a warp group's products have as rows."""
 _MAX_REGISTERS = 255
 _ALIGNMENT = 1024
 """Bytes that a tile in shared memory starts at a multiple of."""
@@ -49,6 +56,7 @@ def tilelang_space(
         constraints=(
             Constraint("preparation", lambda c: triton.check(_as_triton(triton, c))),
             Constraint("columns of a block", lambda c: _has_whole_blocks(problem, c)),
+            Constraint("roles", _has_roles),
             Constraint("state within registers", lambda c: _fits_registers(problem, device, c)),
             Constraint("ring in shared memory", lambda c: _ring_fits(problem, device, c)),
         ),
@@ -67,12 +75,17 @@ def _preparation(triton: SearchSpace) -> tuple[Parameter, ...]:
 
 def _scan(device: DeviceSpec) -> tuple[Parameter, ...]:
     # Only Hopper has wgmma; what later architectures have in its place, the scan does not use.
-    matmuls = ("mma", "wgmma") if device.compute_capability == (9, 0) else ("mma",)
+    is_hopper = device.compute_capability == (9, 0)
+    matmuls = ("mma", "wgmma") if is_hopper else ("mma",)
+    roles = ("joint", "split") if is_hopper else ("joint",)
+    split = ActiveWhen("scan_roles", ("split",))
     return (
         ordered("scan_block_v", 32, 64, 128, part=_SCAN),
         ordered("scan_num_stages", 2, 3, 4, 5, part=_SCAN),
         categorical("scan_producer", *PRODUCERS, part=_SCAN),
         categorical("scan_matmul", *matmuls, part=_SCAN),
+        categorical("scan_roles", *roles, part=_SCAN),
+        ordered("scan_num_turns", 1, 2, active_when=split, part=_SCAN),
     )
 
 
@@ -91,14 +104,27 @@ def _has_whole_blocks(problem: GdnChunkProblem, config: Config) -> str | None:
         return f"head_dim_v={problem.head_dim_v} is no multiple of scan_block_v={block_v}"
     if config["scan_matmul"] == "wgmma" and block_v * _WARP // _WARP_ROWS < _WARP_GROUP:
         return f"scan_block_v={block_v} has less warps than the four of a warp group"
-    if config["scan_producer"] == "own_group" and block_v * _WARP // _WARP_ROWS != 2 * _WARP_GROUP:
-        return f"scan_block_v={block_v} has not the two computing groups that registers move to"
+    return None
+
+
+def _has_roles(config: Config) -> str | None:
+    """A group that hands its registers on has others that can use them; roles are warp groups."""
+    block_v, producer = int(config["scan_block_v"]), config["scan_producer"]
+    if config["scan_roles"] == "joint":
+        if producer == "own_group" and block_v * _WARP // _WARP_ROWS != 2 * _WARP_GROUP:
+            return f"scan_block_v={block_v} has not the two computing groups that registers move to"
+        return None
+    if producer != "own_group" or config["scan_matmul"] != "wgmma":
+        return "roles are split between warp groups: with wgmma and scan_producer=own_group"
+    if int(config["chunk"]) != _OUTPUT_ROWS:
+        return f"chunk={config['chunk']} is not the {_OUTPUT_ROWS} rows of the output's warp group"
     return None
 
 
 def _threads(config: Config) -> int:
     computing = int(config["scan_block_v"]) // _WARP_ROWS * _WARP
-    return computing + PRODUCER_THREADS[str(config["scan_producer"])]
+    others = OUTPUT_THREADS[str(config["scan_roles"])]
+    return computing + others + PRODUCER_THREADS[str(config["scan_producer"])]
 
 
 def _fits_registers(problem: GdnChunkProblem, device: DeviceSpec, config: Config) -> str | None:
@@ -107,11 +133,13 @@ def _fits_registers(problem: GdnChunkProblem, device: DeviceSpec, config: Config
     A thread has two rows of each. What binaries for sm_90 need beside that fits where the sum is a
     bit below the limit, and what they spill is seen when they are compiled.
     """
-    needed = problem.head_dim_k * 3 // 4 + 2 * int(config["chunk"])
+    # Where roles are split, the output and one rounded copy are another's.
+    chunk_registers = 2.0 if config["scan_roles"] == "joint" else 1.5
+    needed = int(problem.head_dim_k * 3 // 4 + chunk_registers * int(config["chunk"]))
     warp_groups = -(-_threads(config) // _WARP_GROUP)
     limit = min(_MAX_REGISTERS, device.registers_per_sm // (warp_groups * _WARP_GROUP))
     if config["scan_producer"] == "own_group":
-        limit = GROUP_REGISTERS[0]
+        limit = group_registers(int(config["scan_block_v"]), str(config["scan_roles"]))[0]
     if needed > limit + 1:
         return f"about {needed} registers a thread for the tiles of the scan, above {limit}"
     return None
@@ -125,6 +153,10 @@ def _ring_fits(problem: GdnChunkProblem, device: DeviceSpec, config: Config) -> 
     columns = (dim_k, dim_k, inner, int(block_v), chunk)
     rings = sum(_aligned(stages * chunk * n * size) for n in columns)
     decay = 2 * _aligned(2 * chunk * 4) + _aligned(4 * _threads(config))
+    if config["scan_roles"] == "split":
+        turns = int(config["scan_num_turns"])
+        rings += sum(_aligned(turns * int(block_v) * n * size) for n in (dim_k, chunk))
+        decay += _aligned(2 * chunk * 4)
     return fits_shared_memory(rings + _aligned(chunk * int(block_v) * size) + decay, device)
 
 
@@ -140,9 +172,15 @@ def _default(problem: GdnChunkProblem, device: DeviceSpec, triton: SearchSpace) 
 
 
 def _with_scan(
-    triton_config: Config, device: DeviceSpec, *, block_v: int, stages: int, producer: str
+    triton_config: Config,
+    device: DeviceSpec,
+    *,
+    block_v: int,
+    stages: int,
+    producer: str,
+    turns: int = 0,
 ) -> Config:
-    """A Triton config's preparation with a scan of this template."""
+    """A Triton config's preparation with a scan of this template; with turns, in two roles."""
     dropped = (f"{_SCAN}_", f"{_OUTPUT}_")
     kept = {
         name: value
@@ -155,26 +193,29 @@ def _with_scan(
         "scan_num_stages": stages,
         "scan_producer": producer,
         "scan_matmul": "wgmma" if has_wgmma else "mma",
+        "scan_roles": "split" if turns else "joint",
     }
+    if turns:
+        scan["scan_num_turns"] = turns
     return Config.of(_TEMPLATE, {**kept, **scan})
 
 
 def _seeds(problem: GdnChunkProblem, device: DeviceSpec, triton: SearchSpace) -> tuple[Config, ...]:
     """The Triton template's fused seeds, each with both producers or another width."""
-    scans: tuple[tuple[int, int, str], ...] = (
-        (64, 3, "own_warp"),
-        (128, 2, "own_group"),
-        (64, 2, "shared"),
+    scans: tuple[tuple[int, int, str, int], ...] = (
+        (64, 2, "own_group", 2),
+        (128, 2, "own_group", 1),
+        (64, 3, "own_warp", 0),
+        (128, 2, "own_group", 0),
     )
     found: list[Config] = []
     for seed in triton.seeds:
         if seed.get("algorithm") != "fused" or seed.get("scores") != "stored":
             continue
-        for block_v, stages, producer in scans[: 3 if not found else 2]:
+        for block_v, stages, producer, turns in scans[: 4 if not found else 3]:
             if problem.head_dim_v % block_v == 0:
-                found.append(
-                    _with_scan(seed, device, block_v=block_v, stages=stages, producer=producer)
-                )
+                scan = {"block_v": block_v, "stages": stages, "turns": turns}
+                found.append(_with_scan(seed, device, producer=producer, **scan))
         if seed["segment"]:
             # Small tiles: two blocks of the scan on a multiprocessor.
             small = seed.replace(chunk=32, form="inverse")

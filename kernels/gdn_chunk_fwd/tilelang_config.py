@@ -8,10 +8,11 @@ from .triton_config import SCAN, GdnChunkTritonConfig
 
 __all__ = [
     "CONSUMER_ROWS",
-    "GROUP_REGISTERS",
+    "OUTPUT_THREADS",
     "PRODUCERS",
     "PRODUCER_THREADS",
     "GdnChunkTileLangConfig",
+    "group_registers",
 ]
 
 CONSUMER_ROWS = 16
@@ -21,9 +22,21 @@ PRODUCERS = ("shared", "own_warp", "own_group")
 its registers to the computing ones."""
 PRODUCER_THREADS = {"shared": 0, "own_warp": 32, "own_group": 128}
 """Threads beside the computing ones."""
-GROUP_REGISTERS = (240, 24)
-"""Of a thread that computes and of one that copies, where the producer is a group: two groups of
-the first and one of the second fit the 65536 registers of a multiprocessor."""
+OUTPUT_THREADS = {"joint": 0, "split": 128}
+"""Threads that have the output for their role, by ``scan_roles``: ``joint`` has the threads of the
+state write it."""
+_PRODUCER_REGISTERS = 24
+
+
+def group_registers(block_v: int, roles: str) -> tuple[int, int, int]:
+    """Registers of a thread of the state, of the output and of the producer's group.
+
+    Where the producer is a group, these move to the groups that compute: one or two carry the state
+    of 64 or 128 columns, and where roles are split one more writes the output.
+    """
+    if roles == "joint":
+        return (240, 0, _PRODUCER_REGISTERS)
+    return (240, 240, _PRODUCER_REGISTERS) if block_v == 64 else (192, 96, _PRODUCER_REGISTERS)
 
 
 @dataclass(frozen=True)

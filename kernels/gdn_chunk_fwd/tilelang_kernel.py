@@ -13,7 +13,8 @@ from typing import Any
 import tilelang.language as T
 from tilelang.layout import make_swizzled_layout
 
-from .tilelang_config import GROUP_REGISTERS, PRODUCER_THREADS
+from .tilelang_config import OUTPUT_THREADS, PRODUCER_THREADS, group_registers
+from .tilelang_roles_kernel import role_macros
 
 __all__ = ["ELEMENTS_PER_STRIDE", "scan_program"]
 
@@ -45,6 +46,8 @@ def scan_program(
     block_v: int,
     num_stages: int,
     producer: str,
+    roles: str,
+    num_turns: int,
     uses_wgmma: bool,
 ) -> Any:
     """S <- 2^G_last S + k^T (2^(G_last - G) e), o = scale 2^G (q S) + P e, chunk by chunk.
@@ -53,6 +56,9 @@ def scan_program(
     false); P is stored. G and its exponentials are fp32, and only differences of at most 0 and G
     itself are exponentiated. Tokens behind a sequence's end have e = 0, and their rows of k become
     0, so that nothing of what lies there counts.
+
+    ``roles`` "split": the output is a warp group's own, which gets rounded states and errors in
+    ``num_turns`` buffers (``tilelang_roles_kernel``). "joint": whoever has the state writes it.
 
     Grid: blocks of ``block_v`` columns fastest, then value heads, then segments of
     ``segment_chunks`` chunks (sequences, where they are not cut). A segment behind a sequence's
@@ -63,9 +69,13 @@ def scan_program(
     v_blocks = head_dim_v // block_v
     consumers = block_v // _WARP_ROWS * _WARP
     producers = PRODUCER_THREADS[producer]
-    threads = consumers + producers
+    has_roles = roles == "split"
+    writers = OUTPUT_THREADS[roles]
+    threads = consumers + writers + producers
     arrivals = producers or threads
     moves_registers = producer == "own_group"
+    state_registers, output_registers, producer_registers = group_registers(block_v, roles)
+    start_registers = 65536 // threads // 8 * 8
     unit = ELEMENTS_PER_STRIDE
     inner = head_dim_k if is_wy else chunk
     state_shape = (head_dim_v, head_dim_k) if is_v_first else (head_dim_k, head_dim_v)
@@ -233,6 +243,16 @@ def scan_program(
         write_output(result, out_tile, Out, token, head, vb, num_left, thread)
         finish(0)
 
+    advance_state, write_chunk = role_macros(
+        dtype=dtype,
+        chunk=chunk,
+        head_dim_k=head_dim_k,
+        block_v=block_v,
+        inner=inner,
+        is_wy=is_wy,
+        output_threads=writers,
+    )
+
     @T.prim_func
     def gdn_chunk_tilelang_scan(
         q: T.ptr(dtype),
@@ -320,6 +340,14 @@ def scan_program(
             growth = T.alloc_shared((2, chunk), accum)
             left = T.alloc_shared((2, chunk), accum)
             counts = T.alloc_shared((threads,), "int32")
+            if has_roles:
+                # What goes from the role of the state to that of the output.
+                state_tile = T.alloc_shared((num_turns, block_v, head_dim_k), dtype)
+                error_tile = T.alloc_shared((num_turns, block_v, chunk), dtype)
+                output_growth = T.alloc_shared((2, chunk), accum)
+                state_filled = T.alloc_barrier([consumers] * num_turns)
+                error_filled = T.alloc_barrier([consumers] * num_turns)
+                drained = T.alloc_barrier([writers] * num_turns)
             T.annotate_layout(
                 {
                     v_ring: make_swizzled_layout(v_ring),
@@ -327,11 +355,11 @@ def scan_program(
                 }
             )
             ready = T.alloc_barrier([arrivals] * num_stages)
-            free = T.alloc_barrier([consumers] * num_stages)
+            free = T.alloc_barrier([consumers + writers] * num_stages)
             state = T.alloc_fragment((block_v, head_dim_k), accum)
             rounded = T.alloc_fragment((block_v, head_dim_k), dtype)
             known = T.alloc_fragment((block_v, chunk), accum)
-            result = T.alloc_fragment((block_v, chunk), accum)
+            result = T.alloc_fragment((chunk, block_v) if has_roles else (block_v, chunk), accum)
             values = T.alloc_fragment((block_v, chunk), accum)
             errors = T.alloc_fragment((block_v, chunk), dtype)
             decayed = T.alloc_fragment((block_v, chunk), dtype)
@@ -397,7 +425,7 @@ def scan_program(
 
             if thread < consumers:
                 if moves_registers:
-                    T.set_max_nreg(GROUP_REGISTERS[0], 1)
+                    T.set_max_nreg(state_registers, 1)
                 own = T.alloc_var("int32", init=sequence * num_v_heads + head)
                 T.clear(state)
                 if has_initial_state:
@@ -443,11 +471,20 @@ def scan_program(
                             )  # fmt: skip
                     if t + 1 < num_chunks:
                         fetch_decay(Decay, decay, head, at + chunk, num_left - chunk, thread)
-                    advance(
-                        state, rounded, known, result, values, errors, decayed, k_ring, v_ring,
-                        q_ring, left_ring, score_ring, out_tile, growth, left, last, Out, slot,
-                        T.truncmod(t, 2), at, head, vb, num_left, scale, thread,
-                    )  # fmt: skip
+                    if has_roles:
+                        advance_state(
+                            state, rounded, known, values, errors, decayed, k_ring, v_ring,
+                            left_ring, state_tile, error_tile, growth, left, last, state_filled,
+                            error_filled, drained, slot, T.truncmod(t, 2),
+                            T.truncmod(t, num_turns),
+                            T.truncmod(T.truncdiv(t, num_turns) + 1, 2), num_left,
+                        )  # fmt: skip
+                    else:
+                        advance(
+                            state, rounded, known, result, values, errors, decayed, k_ring, v_ring,
+                            q_ring, left_ring, score_ring, out_tile, growth, left, last, Out, slot,
+                            T.truncmod(t, 2), at, head, vb, num_left, scale, thread,
+                        )  # fmt: skip
                     if producers > 0:
                         T.barrier_arrive(free[slot])
                 if has_final_state:
@@ -457,16 +494,44 @@ def scan_program(
                                 Final[own, vb * block_v + i, d] = state[i, d]
                             else:
                                 Final[own, d, vb * block_v + i] = state[i, d]
+            elif thread < consumers + writers:
+                if has_roles:
+                    T.set_max_nreg(output_registers, int(output_registers > start_registers))
+                    if num_chunks > 0:
+                        fetch_decay(
+                            Decay, decay, head, first + begin, end - begin, thread - consumers
+                        )
+                    for t in T.serial(num_chunks):
+                        slot = T.truncmod(t, num_stages)
+                        num_left = end - begin - t * chunk
+                        at = first + begin + t * chunk
+                        T.barrier_wait(ready[slot], T.truncmod(T.truncdiv(t, num_stages), 2))
+                        if thread - consumers < chunk:
+                            output_growth[T.truncmod(t, 2), thread - consumers] = T.exp2(decay[0])
+                        # Also the end of the reads of the last chunk's tile.
+                        T.sync_threads(2, writers)
+                        if t + 1 < num_chunks:
+                            fetch_decay(
+                                Decay, decay, head, at + chunk, num_left - chunk,
+                                thread - consumers,
+                            )  # fmt: skip
+                        write_chunk(
+                            result, q_ring, score_ring, state_tile, error_tile, out_tile,
+                            output_growth, state_filled, error_filled, drained, free, Out, slot,
+                            T.truncmod(t, 2), T.truncmod(t, num_turns),
+                            T.truncmod(T.truncdiv(t, num_turns), 2), at, head, vb, num_left, scale,
+                            thread - consumers,
+                        )  # fmt: skip
             elif producers > 0:
                 if moves_registers:
-                    T.set_max_nreg(GROUP_REGISTERS[1], 0)
+                    T.set_max_nreg(producer_registers, 0)
                 for t in T.serial(num_chunks):
                     slot = T.truncmod(t, num_stages)
                     T.barrier_wait(free[slot], T.truncmod(T.truncdiv(t, num_stages) + 1, 2))
                     load_chunk(
                         Q, K, V, Left, Scores, q_ring, k_ring, v_ring, left_ring, score_ring,
-                        ready, slot, first + begin + t * chunk, first + begin + t * chunk, head, group,
-                        vb,
+                        ready, slot, first + begin + t * chunk, first + begin + t * chunk, head,
+                        group, vb,
                     )  # fmt: skip
 
     return gdn_chunk_tilelang_scan

@@ -11,9 +11,18 @@ from .triton_specs import TensorTraits
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ELEMENTS_PER_STRIDE", "SCAN_KERNEL", "SCAN_MODULE", "misalignment", "scan_spec"]
+__all__ = [
+    "ELEMENTS_PER_STRIDE",
+    "SCAN_KERNEL",
+    "SCAN_MODULE",
+    "SCAN_SOURCES",
+    "misalignment",
+    "scan_spec",
+]
 
 SCAN_MODULE = f"{__package__}.tilelang_kernel"
+SCAN_SOURCES = (f"{__package__}.tilelang_roles_kernel", f"{__package__}.tilelang_config")
+"""Modules that the device code takes parts and constants from."""
 _PROGRAM = "gdn_chunk_tilelang_scan"
 SCAN_KERNEL = f"{_PROGRAM}_kernel"
 ELEMENTS_PER_STRIDE = 8  # of the device code, which is not imported where it need not be compiled
@@ -39,10 +48,13 @@ def scan_spec(config: GdnChunkTileLangConfig, traits: TensorTraits) -> TileLangK
         "block_v": config.block_v,
         "num_stages": config.number("scan_num_stages"),
         "producer": config.word("scan_producer"),
+        "roles": config.word("scan_roles"),
+        "num_turns": int(config.config.get("scan_num_turns") or 1),
         "uses_wgmma": uses_wgmma,
     }
     return TileLangKernelSpec(
         module=SCAN_MODULE,
+        sources=SCAN_SOURCES,
         factory="scan_program",
         program=_PROGRAM,
         parameters=parameters,

@@ -10,7 +10,7 @@ from ..device import DeviceSpec
 from ..source_hash import source_hash
 from .problem import GdnChunkProblem
 from .tilelang_config import GdnChunkTileLangConfig
-from .tilelang_specs import SCAN_KERNEL, SCAN_MODULE, misalignment, scan_spec
+from .tilelang_specs import SCAN_KERNEL, SCAN_MODULE, SCAN_SOURCES, misalignment, scan_spec
 from .triton_config import SCAN
 from .triton_estimates import launch_estimates
 from .triton_specs import DEVICE_MODULES, KERNELS, TensorTraits, part_spec
@@ -101,6 +101,11 @@ class GdnChunkTileLang(KernelTemplate):
         package = __package__ or ""
         root = package.rpartition(".")[0]
         host = ("triton_config", "triton_specs", "triton_launcher")
-        own = ("tilelang_config", "tilelang_specs", "tilelang_launcher", "tilelang_template")
-        modules = (*DEVICE_MODULES, SCAN_MODULE, *(f"{package}.{name}" for name in (*host, *own)))
+        own = ("tilelang_specs", "tilelang_launcher", "tilelang_template")
+        modules = (
+            *DEVICE_MODULES,
+            SCAN_MODULE,
+            *SCAN_SOURCES,
+            *(f"{package}.{name}" for name in (*host, *own)),
+        )
         return source_hash((*modules, f"{root}.triton_spec", f"{root}.tilelang_spec"))

@@ -257,6 +257,25 @@ template <class T, class U> void ptx_ldmatrix_x2(T *row, U *to) { load_matrices<
 template <class T, class U> void ptx_ldmatrix_x2_trans(T *row, U *to) {
   load_matrices<2, true>(row, to);
 }
+// Every lane names a row of the four matrices, and has pairs of elements of each.
+template <bool is_transposed> void store_matrices(void *row, const uint32_t (&values)[4]) {
+  struct Pairs { uint32_t of_matrix[4]; };
+  Pairs own;
+  for (int m = 0; m < 4; ++m) own.of_matrix[m] = values[m];
+  auto lanes = all_of_warp(own);
+  const int lane = threadIdx.x % 32, m = lane / 8, r = lane % 8;
+  for (int c = 0; c < 8; ++c) {
+    const int source = is_transposed ? 4 * c + r / 2 : 4 * r + c / 2;
+    const int half = is_transposed ? r % 2 : c % 2;
+    static_cast<uint16_t *>(row)[c] = uint16_t(lanes[source].of_matrix[m] >> 16 * half);
+  }
+}
+inline void ptx_stmatrix_m8n8_x4(void *row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  store_matrices<false>(row, {a, b, c, d});
+}
+inline void ptx_stmatrix_m8n8_x4_trans(void *row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  store_matrices<true>(row, {a, b, c, d});
+}
 
 // Adds to a thread's part of 16 x columns the product of `left(half, k)`, of its two rows, and
 // `right(k, column)`.

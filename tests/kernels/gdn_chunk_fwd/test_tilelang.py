@@ -171,6 +171,7 @@ def inputs_of(problem):
     return inputs
 
 
+ROLES = {"scan_roles": "split", "scan_producer": "own_group", "scan_num_stages": 2}
 VALUES = {
     "inverse": (SMALL, {"chunk": 64, "scan_num_stages": 2}),
     "inverse, a warp that loads": (SMALL, {"chunk": 32, "scan_producer": "own_warp"}),
@@ -183,6 +184,12 @@ VALUES = {
     "inverse, a group that loads": (
         replace(SMALL, head_dim_v=128, num_v_heads=1),
         {"chunk": 32, "scan_block_v": 128, "scan_producer": "own_group"},
+    ),
+    "wy, two roles": (SMALL, {"form": "wy", "chunk": 64, **ROLES, "scan_num_turns": 2}),
+    "inverse, two roles": (SMALL, {"chunk": 64, **ROLES, "scan_num_turns": 1}),
+    "inverse, two roles, two groups": (
+        replace(SMALL, head_dim_v=128, num_v_heads=1),
+        {"chunk": 64, **ROLES, "scan_block_v": 128, "scan_num_turns": 1},
     ),
     "mma, fp16, K 96, V 32 at a time": (
         replace(SMALL, dtype="float16", head_dim_k=96),
