@@ -3,11 +3,14 @@
 
     python benchmarks/gdn_seeds.py --rows "1x8192 16/32" --template tilelang
     python benchmarks/gdn_seeds.py --decode 1 64 256 --template triton tilelang --json seeds.json
+    python benchmarks/gdn_seeds.py --rows "1x8192 16/32" --intra-variants
 
 Problems as in ``gdn.py``: rows are its prefill rows, states K first; decode updates states in
 place, V first. Times are of CUDA graphs over copies of the inputs that together exceed L2; prefill
 also shows the time of each part. Kernels are compiled on all cores first; a wrong config is listed
-as such. With ``--dry-run`` it compiles for the named GPU and times nothing: no GPU is needed.
+as such. With ``--intra-variants`` rows time the Triton kernel that inverts chunks, in all variants
+that have a chance, before one and the same scan. With ``--dry-run`` it compiles for the named GPU
+and times nothing: no GPU is needed.
 """
 
 from __future__ import annotations
@@ -29,11 +32,41 @@ from seeds import (
     seeds_of,
 )
 from side_by_side import write_record
-from tilescout.kernels.base import Config, Problem
+from tilescout.kernels.base import Config, ParameterValue, Problem
 from tilescout.kernels.device import DeviceSpec
 from tilescout.kernels.registry import operation, template
+from tilescout.search_spaces.registry import joint_space
 
 LAUNCHES, MAX_COPIES = 16, 16
+
+INTRA_FORMS = (("inverse", "stored"), ("wy", "stored"))
+"""Form and scores of a variant of the kernel ``intra``."""
+WHOLE = {
+    **{"intra_tile": "chunk", "intra_block_k": 64, "intra_num_warps": 4, "intra_num_stages": 2},
+    **{"inverse_gate": "free", "intra_maxnreg": 255},
+}
+INTRA_VARIANTS: tuple[Mapping[str, ParameterValue], ...] = (
+    {**WHOLE, "inverse": "substitution", "inverse_precision": "tf32"},
+    {**WHOLE, "inverse": "doubling", "inverse_precision": "as_input"},
+    *(
+        {
+            **{"intra_tile": "blocks", "intra_block_k": block_k, "intra_num_warps": num_warps},
+            **{"intra_num_stages": num_stages, "inverse_precision": precision},
+            "intra_maxnreg": maxnreg,
+        }
+        for block_k, num_warps, num_stages, precision, maxnreg in (
+            (32, 1, 2, "as_input", 255),
+            (32, 1, 3, "as_input", 255),
+            (32, 1, 2, "as_input", 168),
+            (16, 1, 3, "as_input", 128),
+            (64, 1, 2, "as_input", 255),
+            (32, 2, 2, "as_input", 255),
+            (32, 2, 2, "as_input", 128),
+            (32, 1, 2, "fp16", 255),
+        )
+    ),
+)
+"""Parameters of the kernel ``intra``; what is not named is as in the default config."""
 
 
 def copies_of(problem: Problem, device: DeviceSpec) -> list[tuple[Any, Any]]:
@@ -60,16 +93,35 @@ def check(problem: Problem, config: Config) -> str | None:
     return found.compare(problem, inputs, outputs).reason
 
 
+def intra_variants(problem: Problem, device: DeviceSpec) -> list[Config]:
+    """The fused scan behind every variant of the kernel that inverts chunks."""
+    space = joint_space(problem, device, ["triton"]).spaces[0]
+    found = []
+    for form, scores in INTRA_FORMS:
+        for variant in INTRA_VARIANTS:
+            shared = {"algorithm": "fused", "form": form, "scores": scores}
+            values = {**space.default.as_dict(), **shared, **variant}
+            active = {p.name for p in space.active_parameters(values)}
+            config = Config.of("triton", {n: v for n, v in values.items() if n in active})
+            if space.check(config) is None:
+                found.append(config)
+    return found
+
+
 def measured(
-    problem: Problem, pairs: Sequence[tuple[Any, Any]], config: Config
+    problem: Problem, pairs: Sequence[tuple[Any, Any]], only: str | None, config: Config
 ) -> Mapping[str, Any]:
-    """Microseconds of the whole and of its parts, or what is wrong."""
+    """Microseconds of the whole and of its parts, or of one part only, or what is wrong."""
     reason = check(problem, config)
     if reason is not None:
         return {"reason": reason}
     chosen = template(problem.op, config.template)
     launcher: Any = chosen.build(problem, config, pairs[0][0])
     timed = partial(median_us, num_launches=max(LAUNCHES, len(pairs)))
+    for pair in pairs:
+        launcher.launch(*pair)
+    if only is not None:
+        return {"us": timed([partial(launcher.launch_part, only, *pair) for pair in pairs])}
     us = timed([partial(launcher.launch, *pair) for pair in pairs])
     # Parts read what the whole has left.
     parts = {
@@ -84,13 +136,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", nargs="*", choices=ROWS, default=[])
     parser.add_argument("--decode", nargs="*", type=int, default=[], metavar="BATCH")
+    parser.add_argument("--intra-variants", action="store_true", help="of rows, instead of seeds")
     parser.add_argument("--template", nargs="+", default=["triton", "tilelang"])
     add_arguments(parser)
     arguments = parser.parse_args()
     device = chosen_device(arguments)
     labels = [*arguments.rows, *map(str, arguments.decode)]
     seeds = {
-        label: (problem, seeds_of(problem, device, arguments.template))
+        label: (
+            problem,
+            intra_variants(problem, device)
+            if arguments.intra_variants and label in ROWS
+            else seeds_of(problem, device, arguments.template),
+        )
         for label in labels
         for problem in [problem_of(label, "KV" if label in ROWS else "VK")]
     }
@@ -100,7 +158,8 @@ def main() -> None:
         print(f"{label}\n{HEADING}")
         measure = None
         if not arguments.dry_run:
-            measure = partial(measured, problem, copies_of(problem, device))
+            only = "intra" if arguments.intra_variants and label in ROWS else None
+            measure = partial(measured, problem, copies_of(problem, device), only)
         rows += print_seeds(problem, configs, compiled, measure)
         del measure
         torch.cuda.empty_cache()

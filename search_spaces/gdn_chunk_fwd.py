@@ -32,6 +32,7 @@ def triton_space(problem: GdnChunkProblem, device: DeviceSpec) -> SearchSpace:
         constraints=(
             Constraint("segments", lambda c: _is_cut(problem, device, c)),
             Constraint("order of several sequences", lambda c: _is_ordered(problem, c)),
+            Constraint("inverse in blocks", _serves_blocks),
             Constraint("tiles within registers", lambda c: _fits_registers(problem, c)),
             Constraint("tiles within shared memory", lambda c: _fits_smem(problem, device, c)),
         ),
@@ -57,11 +58,15 @@ def _tiles(problem: GdnChunkProblem) -> tuple[Parameter, ...]:
     """The parameters of each kernel."""
     precise = ("tf32x3", "ieee")
     precisions = precise if problem.dtype == "float32" else ("tf32", *precise)
-    merging = precisions if problem.dtype == "float32" else ("as_input", *precisions)
+    is_wide = problem.dtype == "float32"
+    merging = precisions if is_wide else ("as_input", *precisions)
+    if problem.dtype == "bfloat16":
+        merging = ("as_input", "fp16", *precisions)
     # Far below what the operands' dtype keeps.
     forget = (0, 32) if problem.dtype == "float32" else (0, 16, 24)
     whole = ActiveWhen("segment", (0,))
     cut, separate = ActiveWhen("segment", _CUT), ActiveWhen("algorithm", ("separate",))
+    one_tile = None if is_wide else ActiveWhen("intra_tile", ("chunk",))
     norm = [
         ordered("norm_block_r", 4, 8, 16, 32, 64, part="norm"),
         ordered("norm_num_warps", 1, 2, 4, 8, part="norm"),
@@ -70,11 +75,12 @@ def _tiles(problem: GdnChunkProblem) -> tuple[Parameter, ...]:
         ordered("gate_block_h", 1, 2, 4, 8, 16, part="gate"),
         ordered("gate_num_warps", 1, 2, 4, part="gate"),
         *(norm if problem.use_qk_l2norm else []),
-        ordered("intra_block_k", 32, 64, 128, part="intra"),
+        *([] if is_wide else [categorical("intra_tile", "chunk", "blocks", part="intra")]),
+        ordered("intra_block_k", 16, 32, 64, 128, part="intra"),
         ordered("intra_num_warps", 1, 2, 4, 8, part="intra"),
         ordered("intra_num_stages", 1, 2, 3, part="intra"),
-        categorical("inverse", "substitution", "doubling", part="intra"),
-        categorical("inverse_gate", "gated", "free", part="intra"),
+        categorical(*("inverse", "substitution", "doubling"), active_when=one_tile, part="intra"),
+        categorical("inverse_gate", "gated", "free", active_when=one_tile, part="intra"),
         categorical("inverse_precision", *merging, part="intra"),
         ordered("intra_maxnreg", *_REGISTERS, part="intra"),
         *_chain("transition", cut),
@@ -115,6 +121,7 @@ def _config(problem: GdnChunkProblem, **values: ParameterValue) -> Config:
         "gate_num_warps": 1,
         "norm_block_r": 16,
         "norm_num_warps": 4,
+        "intra_tile": "chunk",
         "intra_block_k": 64,
         "intra_num_warps": 4,
         "intra_num_stages": 2,
@@ -210,6 +217,17 @@ def _is_ordered(problem: GdnChunkProblem, config: Config) -> str | None:
     return None
 
 
+def _serves_blocks(config: Config) -> str | None:
+    """Blocks of 16 rows: the lower half of a chunk is in the registers of one or two warps."""
+    if config.get("intra_tile") != "blocks":
+        return None
+    if config["chunk"] > 64:
+        return f"blocks of 16 rows serve chunks of up to 64 tokens, this one has {config['chunk']}"
+    if config["intra_num_warps"] > 2:
+        return f"blocks of 16 rows are too small for {config['intra_num_warps']} warps, at most 2"
+    return None
+
+
 def _fits_registers(problem: GdnChunkProblem, config: Config) -> str | None:
     """Accumulators live in registers: the state and a chunk's errors, or a chunk's products."""
     chunk = int(config["chunk"])
@@ -223,7 +241,10 @@ def _fits_registers(problem: GdnChunkProblem, config: Config) -> str | None:
         reason = _too_many(config, part, elements)
         if reason is not None:
             return reason
-    reason = _too_many(config, "intra", 2 * chunk * chunk)
+    elements = 2 * chunk * chunk
+    if config.get("intra_tile") == "blocks":
+        elements = chunk * (chunk + 16) // 2
+    reason = _too_many(config, "intra", elements)
     if reason is not None or config["algorithm"] == "fused":
         return reason
     elements = chunk * (int(config["output_block_v"]) + chunk)

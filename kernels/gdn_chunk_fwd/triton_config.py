@@ -61,6 +61,11 @@ class GdnChunkTritonConfig:
         return self.word("scores") == "stored"
 
     @property
+    def has_intra_blocks(self) -> bool:
+        """Whether the inverse is made in blocks of 16 rows, not of the chunk as one tile."""
+        return self.config.get("intra_tile") == "blocks"
+
+    @property
     def segment(self) -> int:
         """Chunks of a segment; 0: sequences are not cut."""
         return self.number("segment")

@@ -112,19 +112,25 @@ def _intra(sizes: _Sizes) -> LaunchEstimate:
     problem, config = sizes.config.problem, sizes.config
     dim_k, dim_v, chunk = problem.head_dim_k, problem.head_dim_v, config.chunk
     is_wy = config.form == "wy"
-    # Both levels of merging that are above the diagonal blocks are products of the whole tile.
-    start = 16 if config.word("inverse") == "substitution" else 2
+    # Every level of merging that is above the diagonal blocks is two products of the whole tile.
+    start = 16 if config.config.get("inverse") == "substitution" else 2
     levels = max(0, chunk.bit_length() - start.bit_length())
-    products = dim_k * (1 + config.has_scores) + 2 * levels * chunk
+    products = dim_k * (1 + config.has_scores)
     products += dim_k + dim_v if is_wy else 0
+    if config.has_intra_blocks:
+        # The lower half alone, and at each level of merging inside blocks of 16 a transpose too.
+        products = products * (chunk + 16) // (2 * chunk) + 9 * 16 * 16 // chunk + chunk // 3
+    else:
+        products += 2 * levels * chunk
     stored = sizes.tile(dim_k + dim_v) if is_wy else sizes.tile(chunk)
     stored += sizes.tile(chunk) if config.has_scores else 0
     loaded = sizes.tile(dim_v) if is_wy else 0
     group = problem.num_v_heads // problem.num_heads
     shared = sizes.tile(dim_k) * (1 + config.has_scores) // group
+    is_apart = config.has_intra_blocks and config.has_scores
     return LaunchEstimate(
         kernel=KERNELS[INTRA],
-        num_programs=sizes.chunks,
+        num_programs=sizes.chunks * (group + is_apart) // group,
         bytes_moved=sizes.chunks * (stored + loaded + shared),
         flops=sizes.chunks * sizes.product * products,
         bytes_in_flight=sizes.tile(min(config.number("intra_block_k"), config.block_k)),

@@ -29,9 +29,11 @@ def _diagonal_inverse(lower, CHUNK: tl.constexpr, BASE: tl.constexpr):
 
 @triton.jit
 def _product(a, b, ELEMENT: tl.constexpr, INVERSE_PRECISION: tl.constexpr):
-    """The product in fp32 of operands in fp32 or, "as_input", in the dtype of q."""
+    """The product in fp32 of operands in fp32, fp16 or, "as_input", in the dtype of q."""
     if INVERSE_PRECISION == "as_input":
         result = tl.dot(a.to(ELEMENT), b.to(ELEMENT))
+    elif INVERSE_PRECISION == "fp16":
+        result = tl.dot(a.to(tl.float16), b.to(tl.float16))
     else:
         result = tl.dot(a, b, input_precision=INVERSE_PRECISION)
     return result
@@ -116,10 +118,10 @@ def gdn_chunk_intra_kernel(
     BLOCK_V: tl.constexpr,
     FORM: tl.constexpr,
     HAS_SCORES: tl.constexpr,
+    INVERSE_PRECISION: tl.constexpr,
     INVERSE_GATE: tl.constexpr,
     INVERSE: tl.constexpr,
     INVERSE_BASE: tl.constexpr,
-    INVERSE_PRECISION: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """A = (I + strict_tril(beta_i (k_i . k_j) Gamma_ij))^-1, Gamma_ij = 2^(G_i - G_j) for i >= j.

@@ -100,7 +100,9 @@ class GdnChunkTritonLauncher:
         if part == NORM:
             return (-(-values["num_rows"] // config.number("norm_block_r")), 1, 1)
         if part == INTRA:
-            return (chunks * heads, 1, 1)
+            # Blocks of 16 rows: programs of their own write the scores, a head of q each.
+            is_apart = config.has_intra_blocks and config.has_scores
+            return (chunks * (heads + (problem.num_heads if is_apart else 0)), 1, 1)
         v_blocks = -(-problem.head_dim_v // config.number(f"{part}_block_v"))
         if part == OUTPUT:
             return (chunks * heads * v_blocks, 1, 1)

@@ -27,10 +27,11 @@ TRITON_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _PACKAGE = __package__ or ""
 _PREPARE = f"{_PACKAGE}.triton_kernel"
 _INTRA = f"{_PACKAGE}.triton_kernel_intra"
+_INTRA_BLOCKS = f"{_PACKAGE}.triton_kernel_intra_blocks"
 _SCAN = f"{_PACKAGE}.triton_kernel_scan"
 _STITCH = f"{_PACKAGE}.triton_kernel_stitch"
 _OUTPUT = f"{_PACKAGE}.triton_kernel_output"
-DEVICE_MODULES = (_PREPARE, _INTRA, _SCAN, _STITCH, _OUTPUT)
+DEVICE_MODULES = (_PREPARE, _INTRA, _INTRA_BLOCKS, _SCAN, _STITCH, _OUTPUT)
 
 KERNELS = {part: f"gdn_chunk_{part}_kernel" for part in (GATE, NORM, INTRA, TRANSITION, STITCH)}
 KERNELS |= {part: f"gdn_chunk_{part}_kernel" for part in (SCAN, OUTPUT)}
@@ -80,6 +81,8 @@ class TensorTraits:
 def part_spec(config: GdnChunkTritonConfig, part: str, traits: TensorTraits) -> TritonKernelSpec:
     """The one kernel of a part."""
     module, arguments, constants = _PARTS[part]
+    if part == INTRA and config.has_intra_blocks:
+        module = _INTRA_BLOCKS
     problem = config.problem
     types = _argument_types(problem, traits)
     element = TRITON_TYPES[problem.dtype]
@@ -173,6 +176,15 @@ def _norm_constants(config: GdnChunkTritonConfig, traits: TensorTraits) -> dict[
 
 def _intra_constants(config: GdnChunkTritonConfig, traits: TensorTraits) -> dict[str, Any]:
     del traits
+    if config.has_intra_blocks:
+        whole: dict[str, Any] = {}
+    else:
+        whole = {
+            "INVERSE_GATE": config.word("inverse_gate"),
+            "INVERSE": config.word("inverse"),
+            "INVERSE_BASE": _INVERSE_BASE,
+            "PRECISION": config.precision,
+        }
     return {
         **_heads(config),
         "BLOCK_K": min(config.number("intra_block_k"), config.block_k),
@@ -181,11 +193,8 @@ def _intra_constants(config: GdnChunkTritonConfig, traits: TensorTraits) -> dict
         ),
         "FORM": config.form,
         "HAS_SCORES": config.has_scores,
-        "INVERSE_GATE": config.word("inverse_gate"),
-        "INVERSE": config.word("inverse"),
-        "INVERSE_BASE": _INVERSE_BASE,
         "INVERSE_PRECISION": config.word("inverse_precision"),
-        "PRECISION": config.precision,
+        **whole,
     }
 
 

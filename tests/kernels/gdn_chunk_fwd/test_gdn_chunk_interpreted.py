@@ -56,7 +56,8 @@ def problem_of(**changes) -> GdnChunkProblem:
 TILES = {
     **{"chunk": 16, "precision": "ieee", "gate_block_h": 2, "gate_num_warps": 1},
     **{"norm_block_r": 16, "norm_num_warps": 4, "intra_block_k": 64, "intra_num_warps": 4},
-    **{"intra_num_stages": 1, "inverse": "doubling", "inverse_gate": "free"},
+    **{"intra_num_stages": 1, "intra_tile": "chunk", "inverse": "doubling"},
+    "inverse_gate": "free",
     **{"inverse_precision": "ieee", "transition_block_v": 32, "transition_num_warps": 4},
     **{"transition_num_stages": 1, "stitch_block_v": 64, "stitch_num_warps": 4},
     **{"stitch_num_stages": 1, "stitch_precision": "ieee", "scan_block_v": 64},
@@ -127,6 +128,24 @@ def test_matches_reference(case: dict, algorithm: dict, h200) -> None:
     problem = problem_of(**case)
     inputs = ragged(problem, 1)
     config = config_of(problem, h200, **algorithm)
+    assert ref.compare(problem, inputs, run(problem, config, inputs)).reason is None
+
+
+BLOCKS = {
+    "inverse, scores": {"form": "inverse", "scores": "stored", "inverse_precision": "as_input"},
+    "inverse": {"form": "inverse", "chunk": 16, "inverse_precision": "tf32"},
+    "w and u, scores": {"chunk": 32, "scores": "stored", "inverse_precision": "fp16"},
+    "w and u": {"inverse_precision": "as_input"},
+}
+
+
+@pytest.mark.parametrize("algorithm", BLOCKS.values(), ids=BLOCKS)
+def test_an_inverse_in_blocks_matches_the_reference(algorithm: dict, h200) -> None:
+    shape = {"num_heads": 2, "num_v_heads": 6, "head_dim_k": 96}
+    problem = problem_of(**shape, dtype="bfloat16")
+    inputs = ragged(problem, 17)
+    tiles = {"intra_tile": "blocks", "intra_num_warps": 1, "intra_block_k": 64}
+    config = config_of(problem, h200, **{**tiles, "chunk": 64, **algorithm})
     assert ref.compare(problem, inputs, run(problem, config, inputs)).reason is None
 
 
@@ -305,6 +324,12 @@ def test_equal_keys_do_not_spoil_the_inverse(h200) -> None:
     inputs.beta.fill_(1.0)
     for inverse in ("substitution", "doubling"):
         config = config_of(problem, h200, chunk=64, inverse=inverse)
+        assert ref.compare(problem, inputs, run(problem, config, inputs)).reason is None
+    problem = replace(problem, dtype="bfloat16")
+    inputs = replace(inputs, **{name: getattr(inputs, name).bfloat16() for name in ("q", "k", "v")})
+    for precision in ("as_input", "fp16"):
+        tiles = {"intra_tile": "blocks", "intra_num_warps": 1, "inverse_precision": precision}
+        config = config_of(problem, h200, chunk=64, **tiles)
         assert ref.compare(problem, inputs, run(problem, config, inputs)).reason is None
 
 
