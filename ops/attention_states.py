@@ -6,6 +6,7 @@ by the caller, because kernels differ in it.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
@@ -14,18 +15,40 @@ import torch
 
 from ..errors import UsageError
 from ..kernels.attention_states.launcher import AttentionStates, MergeLauncher
+from ..tuner import dispatch
 from .checks import check_shape, check_tensor, refuse_grad, wrong
 from .launchers import LauncherCache
 from .library import define_operator, is_traced
 from .on_device import device_spec, on_device
 from .overlap import check_written_once, is_in_place_of, shares_memory
+from .prepared import PreparedCalls
+from .prepared_launches import LaunchedCall, Role
 
-__all__ = ["merge_state", "merge_states"]
+__all__ = ["merge_state", "merge_states", "merged"]
 
 _launchers = LauncherCache()
+_two_calls = PreparedCalls(
+    {
+        "out_a": Role(("inputs.outs[0]",)),
+        "lse_a": Role(("inputs.lses[0]",)),
+        "out_b": Role(("inputs.outs[1]",)),
+        "lse_b": Role(("inputs.lses[1]",)),
+        "out": Role(("outputs[0]",), is_output=True, apart_from=("out_a", "out_b")),
+        "lse": Role(("outputs[1]",), is_output=True, apart_from=("lse_a", "lse_b")),
+    }
+)
+_all_calls = PreparedCalls(
+    {
+        "outs": Role(("inputs.outs[0]",)),
+        "lses": Role(("inputs.lses[0]",)),
+        "out": Role(("outputs[0]",), is_output=True, apart_from=("outs",)),
+        "lse": Role(("outputs[1]",), is_output=True, apart_from=("lses",)),
+    }
+)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
+@_two_calls.serve
 def merge_state(
     out_a: torch.Tensor,
     lse_a: torch.Tensor,
@@ -67,9 +90,12 @@ def merge_state(
     _check_like(name, "lse_b", lse_b, lse_a.shape, lse_a)
     refuse_grad(name, out_a, lse_a, out_b, lse_b)
     states = AttentionStates((out_a, out_b), (lse_a, lse_b), _checked_base(name, lse_base))
-    return _merge(name, states, out, lse)
+    outputs, launched = merged(name, states, out, lse)
+    _two_calls.hand_over(*launched)
+    return outputs
 
 
+@_all_calls.serve
 def merge_states(
     outs: torch.Tensor,
     lses: torch.Tensor,
@@ -103,12 +129,23 @@ def merge_states(
     _check_states(name, ("outs", outs), ("lses", lses), axes)
     refuse_grad(name, outs, lses)
     states = AttentionStates((outs,), (lses,), _checked_base(name, lse_base))
-    return _merge(name, states, out, lse)
+    outputs, launched = merged(name, states, out, lse)
+    _all_calls.hand_over(*launched)
+    return outputs
 
 
-def _merge(
+def merged(
     name: str, states: AttentionStates, out: torch.Tensor | None, lse: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[LaunchedCall, ...]]:
+    """Enqueues the merge of checked states for the function ``name``.
+
+    Returns:
+        ``(out, lse)``, and what was launched: nothing where the output has no element.
+
+    Raises:
+        UsageError: an output does not fit, requires grad under grad mode, or lies across states.
+    """
+    generation = dispatch.generation
     values, exponents = states.outs[0], states.lses[0]
     shape = torch.Size((values.shape[0], *values.shape[-2:]))
     given = {"out": (out, states.outs), "lse": (lse, states.lses)}
@@ -121,18 +158,20 @@ def _merge(
     for what, (tensor, read) in given.items():
         if tensor is not None:
             _check_place(name, what, tensor, read, is_pair=states.is_pair)
-    if out.numel():
-        tensors = (*states.outs, out)
-        key = (
-            *(len(states.outs), out.dtype, out.device.index, shape[2]),
-            *((tensor.stride(), tensor.data_ptr() % 16) for tensor in tensors),
-        )
-        device_spec(out.device, name)
-        with on_device(out.device):
-            owned = _launchers.get(key, out.device, partial(MergeLauncher, states, out))
-            with owned.lock:
-                owned.launcher.launch(states, (out, lse))
-    return out, lse
+    if not out.numel():
+        return (out, lse), ()
+    tensors = (*states.outs, out)
+    key = (
+        *(len(states.outs), out.dtype, out.device.index, shape[2]),
+        *((tensor.stride(), tensor.data_ptr() % 16) for tensor in tensors),
+    )
+    device_spec(out.device, name)
+    with on_device(out.device):
+        owned = _launchers.get(key, out.device, partial(MergeLauncher, states, out))
+        with owned.lock:
+            owned.launcher.launch(states, (out, lse))
+    made = LaunchedCall(states, (out, lse), owned, (), generation)
+    return (out, lse), (made,)
 
 
 def _check_states(
@@ -220,9 +259,9 @@ def _fake_merge(*states: torch.Tensor, lse_base: str = "2") -> tuple[torch.Tenso
     return values.new_empty(shape), exponents.new_empty(shape[:2])
 
 
-def _operators(function: Any, parameters: str) -> tuple[Any, Any]:
+def _operators(function: Any, parameters: str, calls: PreparedCalls) -> tuple[Any, Any]:
     """``tilescout::NAME``, which allocates its outputs, and ``tilescout::NAME_out``."""
-    name = function.__name__
+    name, function = function.__name__, inspect.unwrap(function)
 
     def run_into(*states: torch.Tensor, **options: Any) -> None:
         function(*states, **options)
@@ -230,10 +269,14 @@ def _operators(function: Any, parameters: str) -> tuple[Any, Any]:
     base = f"{parameters}, *, str lse_base='2'"
     outputs = "Tensor(a!) out, Tensor(b!) lse"
     return (
-        define_operator(f"{name}({base}) -> (Tensor, Tensor)", function, _fake_merge),
-        define_operator(f"{name}_out({base}, {outputs}) -> ()", run_into, lambda *_, **__: None),
+        define_operator(f"{name}({base}) -> (Tensor, Tensor)", function, _fake_merge, calls),
+        define_operator(
+            f"{name}_out({base}, {outputs}) -> ()", run_into, lambda *_, **__: None, calls
+        ),
     )
 
 
-_MERGE_TWO = _operators(merge_state, "Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b")
-_MERGE_ALL = _operators(merge_states, "Tensor outs, Tensor lses")
+_MERGE_TWO = _operators(
+    merge_state, "Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b", _two_calls
+)
+_MERGE_ALL = _operators(merge_states, "Tensor outs, Tensor lses", _all_calls)

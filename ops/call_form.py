@@ -49,7 +49,7 @@ def leaves_of(names: Sequence[str], values: Sequence[Any]) -> Leaves | None:
     """The call, taken apart; None where an argument is of a kind that no call is prepared for."""
     nests: list[Nest] = []
     flat: list[tuple[str, Any]] = list(zip(names, values, strict=True))
-    for place, (name, value) in enumerate(tuple(flat)):
+    for place, (name, value) in enumerate(flat):  # which grows: parts may have parts
         if type(value) in _SEQUENCES:
             nests.append(Nest(place, type(value), len(value), None))
             # A sequence of one is what it holds: that is how operators spell a tensor.

@@ -309,8 +309,11 @@ class PreparedCalls:
         if call.result is None:
             return None
         tensors = {**given, **made}
-        call.launches = prepare_launches(self._roles, tensors, launched, call.place[1])
-        return call if call.launches is not None else None
+        launches = prepare_launches(self._roles, tensors, launched, call.place[1])
+        if launches is None or not launches.fits(tuple(tensors.values())):
+            return None
+        call.launches = launches
+        return call
 
 
 @dataclass(frozen=True)

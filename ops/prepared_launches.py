@@ -118,6 +118,10 @@ class PreparedLaunches:
     known: dict[tuple[int, ...], tuple[_Arguments, ...]] = field(default_factory=dict)
     """Arguments of every step's launches for addresses that meet the conditions."""
 
+    def fits(self, given: Sequence[torch.Tensor]) -> bool:
+        """Whether the addresses of these tensors meet the conditions."""
+        return self._arguments(tuple(map(_address_of, given))) is not None
+
     def enqueue(self, given: Sequence[torch.Tensor]) -> bool:
         """Enqueues for these tensors; False where their addresses break a condition."""
         addresses = tuple(map(_address_of, given))

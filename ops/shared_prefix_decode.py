@@ -6,14 +6,16 @@ request over its own suffix; then the two states are merged by their LSEs.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from ..kernels.attention_states.launcher import AttentionStates
 from ..kernels.paged_decode import PagedDecodeInputs, PagedDecodeOutputs
-from .attention_states import merge_state
+from .attention_states import merged
 from .checks import refuse_grad, wrong
 from .decode_inputs import checked_outputs, checked_query, inputs_of
 from .decode_launch import launch, mixes_to_try
@@ -22,6 +24,8 @@ from .kv_cache import KvCache, kv_views
 from .library import TracedFunction, is_traced
 from .nvfp4_cache import block_scale_views, dtype_with_scales
 from .page_table import PageTable, check_table
+from .prepared import PreparedCalls
+from .prepared_launches import Role
 
 __all__ = ["shared_prefix_decode"]
 
@@ -30,6 +34,50 @@ _PREFIX_MIXES = ("equal", "mixed")
 """A prefix is as long as its table says, so a winner for equal lengths fits best."""
 
 
+_TABLE = {
+    "indices": "kv_indices",
+    "indptr": "kv_indptr",
+    "last_page_len": "kv_last_page_len",
+    "seq_lens": "seq_lens",
+}
+"""Parts of a page table, as the kernels' inputs call them."""
+
+
+def _table_roles(step: str) -> dict[str, Role]:
+    """Of the page table of a step, as the function or its operator has it."""
+    roles = {part: Role((f"{step}:inputs.{field}",)) for part, field in _TABLE.items()}
+    return {f"{step}{mark}{part}": role for part, role in roles.items() for mark in "._"}
+
+
+_calls = PreparedCalls(
+    {
+        "q": Role(("inputs.q",)),
+        "kv_cache": Role(("inputs.k_cache", "inputs.v_cache")),
+        "kv_cache[0]": Role(("inputs.k_cache",)),
+        "kv_cache[1]": Role(("inputs.v_cache",)),
+        **_table_roles("prefix"),
+        **_table_roles("suffix"),
+        **dict.fromkeys(("k_scale", "k_scale_tensor"), Role(("inputs.k_scale",))),
+        **dict.fromkeys(("v_scale", "v_scale_tensor"), Role(("inputs.v_scale",))),
+        "sinks": Role(("suffix:inputs.sinks",)),
+        "kv_block_scales": Role(("inputs.k_block_scales", "inputs.v_block_scales")),
+        "kv_block_scales[0]": Role(("inputs.k_block_scales",)),
+        "kv_block_scales[1]": Role(("inputs.v_block_scales",)),
+        "out": Role(
+            ("suffix:outputs.out", "merge:inputs.outs[1]", "merge:outputs[0]"),
+            is_output=True,
+            apart_from=("q",),
+        ),
+        "lse": Role(
+            ("suffix:outputs.lse", "merge:inputs.lses[1]", "merge:outputs[1]"), is_output=True
+        ),
+        "out of the prefix": Role(("prefix:outputs.out", "merge:inputs.outs[0]"), is_output=True),
+        "lse of the prefix": Role(("prefix:outputs.lse", "merge:inputs.lses[0]"), is_output=True),
+    }
+)
+
+
+@_calls.serve
 def shared_prefix_decode(
     q: torch.Tensor,
     kv_cache: KvCache,
@@ -138,14 +186,15 @@ def shared_prefix_decode(
         shared = PagedDecodeOutputs(
             torch.empty_like(outputs.out), torch.empty_like(outputs.lse), lse_base
         )
-        launch(_FUNCTION, _over_prefix(inputs, prefix), shared, _PREFIX_MIXES)
-        launch(_FUNCTION, inputs, outputs, mixes)
+        over_prefix = launch(_FUNCTION, _over_prefix(inputs, prefix), shared, _PREFIX_MIXES)
+        over_suffix = launch(_FUNCTION, inputs, outputs, mixes)
         assert shared.lse is not None
-        merge_state(
-            *(shared.out, shared.lse, outputs.out, outputs.lse),
-            lse_base=lse_base,
-            out=outputs.out,
-            lse=outputs.lse,
+        states = AttentionStates((shared.out, outputs.out), (shared.lse, outputs.lse), lse_base)
+        _, (merge,) = merged(_FUNCTION, states, outputs.out, outputs.lse)
+        _calls.hand_over(
+            replace(over_prefix, step="prefix"),
+            replace(over_suffix, step="suffix"),
+            replace(merge, step="merge"),
         )
     return (outputs.out, outputs.lse) if return_lse or lse is not None else outputs.out
 
@@ -174,23 +223,20 @@ def _check_tables(q: torch.Tensor, prefix: PageTable, suffix: PageTable) -> None
         raise wrong(_FUNCTION, "number of groups in prefix", groups, allowed)
 
 
-_PARTS = ("indices", "indptr", "last_page_len", "seq_lens")
-
-
 def _spread(name: str, table: PageTable) -> dict[str, torch.Tensor | None]:
     """A page table as arguments of the operator."""
-    return {f"{name}_{part}": getattr(table, part) for part in _PARTS}
+    return {f"{name}_{part}": getattr(table, part) for part in _TABLE}
 
 
 def _gathered(name: str, arguments: dict[str, Any]) -> PageTable:
     """The page table of such arguments, which are taken out."""
-    return PageTable(**{part: arguments.pop(f"{name}_{part}", None) for part in _PARTS})
+    return PageTable(**{part: arguments.pop(f"{name}_{part}", None) for part in _TABLE})
 
 
 def _with_tables_spread(q: torch.Tensor, kv_cache: KvCache, **arguments: Any) -> Any:
     """``shared_prefix_decode`` for arguments as the operator has them."""
     prefix, suffix = (_gathered(name, arguments) for name in ("prefix", "suffix"))
-    return shared_prefix_decode(q, kv_cache, prefix, suffix, **arguments)
+    return inspect.unwrap(shared_prefix_decode)(q, kv_cache, prefix, suffix, **arguments)
 
 
 def _allocated(spelt: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -213,4 +259,5 @@ _traced = TracedFunction(
     lists=("q", "kv_cache", "kv_block_scales"),
     scales=("k_scale", "v_scale"),
     name=_FUNCTION,
+    calls=_calls,
 )

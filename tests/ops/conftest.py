@@ -24,7 +24,7 @@ def launches(
     monkeypatch.setattr(dispatch, "shipped_database_path", lambda: tmp_path / "shipped.db")
     dispatch.refresh()
     forget()
-    for module in ("decode_launch", "gdn", "gdn_chunk", "fp4_launch"):
+    for module in ("attention_states", "decode_launch", "gdn", "gdn_chunk", "fp4_launch"):
         # Scratch memory lies elsewhere when a launcher is built anew, so none may be dropped.
         found = LauncherCache(max_launchers=10_000)
         monkeypatch.setattr(import_module(f"tilescout.ops.{module}"), "_launchers", found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -16,7 +16,10 @@ from prepared_calls import CALLS, Call, step_calls
 from prepared_outcomes import agrees, is_prepared, warm
 from tilescout.errors import TilescoutError
 
-OPERATORS = ("paged_decode", "mla_decode", "gdn_decode")
+OPERATORS = (
+    *("paged_decode", "mla_decode", "gdn_decode", "shared_prefix_decode"),
+    *("merge_state", "merge_states"),
+)
 
 
 def as_operator(name: str, call: Call) -> Call:
@@ -26,11 +29,15 @@ def as_operator(name: str, call: Call) -> Call:
     def function(**arguments: Any) -> Any:
         for key in ("q", "kv_cache", "kv_block_scales"):
             value = arguments.get(key)
-            if name != "gdn_decode" and isinstance(value, torch.Tensor):
+            if name.endswith("decode") and name != "gdn_decode" and isinstance(value, torch.Tensor):
                 arguments[key] = [value]
         for key in ("k_scale", "v_scale", "kv_scale"):
             if isinstance(arguments.get(key), torch.Tensor):
                 arguments[f"{key}_tensor"] = arguments.pop(key)
+        for key in ("prefix", "suffix"):
+            table = arguments.pop(key, None)
+            for part in () if table is None else fields(table):
+                arguments[f"{key}_{part.name}"] = getattr(table, part.name)
         rope = arguments.get("rope")
         if hasattr(rope, "theta"):
             arguments["rope"] = [rope.theta, rope.scale]

@@ -190,6 +190,11 @@ def mla_calls() -> list[Call]:
         "rows with gaps": {"kv_cache": wider(rows)},
         "out not given": {"out": None, "return_lse": True},
         "out shifted": {"out": shifted(out)},
+        "pairs, out over the queries": {
+            "q": pair,
+            "kv_cache": parts,
+            "out": q.new_empty(0).set_(q.untyped_storage(), 8, out.shape),
+        },
     }
     return [Call(name, ops.mla_decode, {**first, **change}) for name, change in changes.items()]
 
@@ -323,7 +328,105 @@ def fp4_calls() -> list[Call]:
     return [Call(name, function, {**first, **change}) for name, change in changes.items()]
 
 
+def prefix_calls() -> list[Call]:
+    """Calls of ``shared_prefix_decode``: three kernels."""
+    inputs = ref.paged_inputs(problem_of(), [50, 7, 64, 20], device="cpu", seed=1)
+    dense = ref.paged_inputs(problem_of(), [50, 7, 64, 20], device="cpu", seed=1, is_dense=True)
+    q, k, v = inputs.q, inputs.k_cache.contiguous(), inputs.v_cache.contiguous()
+    indptr, indices, last = inputs.kv_indptr, inputs.kv_indices, inputs.kv_last_page_len
+    suffix = ops.PageTable.csr(indptr, indices, last)
+    prefix = ops.PageTable.csr(indptr[:3], indices[: int(indptr[2])], last[:2])
+    by_row = ops.PageTable.dense(dense.kv_indices, dense.seq_lens)
+    out, lse, heads = torch.empty_like(q), torch.empty(q.shape[:2]), torch.ones(4)
+    first = {"q": q, "kv_cache": (k, v), "prefix": prefix, "suffix": suffix, "out": out}
+    moved = ops.PageTable.csr(indptr.clone(), indices.clone(), last.clone())
+    changes: dict[str, dict[str, Any]] = {
+        "nothing": {},
+        "other tensors": {"q": q.clone(), "suffix": moved, "out": out.clone()},
+        "one pool": {"kv_cache": pool_of(inputs)},
+        "dense": {"suffix": by_row},
+        "a prefix each": {"prefix": suffix},
+        "three prefixes": {"prefix": ops.PageTable.csr(indptr[:4], indices, last[:3])},
+        "no table": {"prefix": None},
+        "the tables change places": {"prefix": suffix, "suffix": prefix},
+        "int64 pages": {"suffix": ops.PageTable.csr(indptr, indices.long(), last)},
+        "fewer pages": {"suffix": ops.PageTable.csr(indptr, indices[:2], last)},
+        "k is v": {"kv_cache": (k, k)},
+        "q shifted": {"q": shifted(q)},
+        "wide q": {"q": wider(q)},
+        "out not given": {"out": None},
+        "lse by word": {"return_lse": True, "out": None},
+        "lse": {"lse": lse},
+        "lse, base e": {"lse": lse, "lse_base": "e"},
+        "out is q": {"out": q},
+        "sinks": {"sinks": heads},
+        "a cap": {"soft_cap": 3.0},
+        "a cap of 3": {"soft_cap": 3},
+        "k_scale tensor": {"k_scale": torch.ones(1)},
+        "k_scale": {"k_scale": 2.0},
+        "requires grad": {"q": q.clone().requires_grad_()},
+    }
+    function = ops.shared_prefix_decode
+    return [Call(name, function, {**first, **change}) for name, change in changes.items()]
+
+
+def merge_calls() -> list[Call]:
+    """Calls of ``merge_state``."""
+    torch.manual_seed(0)
+    out_a, out_b, out = (torch.randn(5, 4, 64) for _ in range(3))
+    lse_a, lse_b, lse = (torch.randn(5, 4) for _ in range(3))
+    first = {"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b}
+    written = {"out": out, "lse": lse}
+    changes: dict[str, dict[str, Any]] = {
+        "nothing": written,
+        "other tensors": {name: x.clone() for name, x in {**first, **written}.items()},
+        "outputs not given": {},
+        "an output not given": {"out": out},
+        "in the place of a": {"out": out_a, "lse": lse_a},
+        "in the place of b": {"out": out_b, "lse": lse_b},
+        "a is b": {**written, "out_b": out_a, "lse_b": lse_a},
+        "all in one place": {"out_b": out_a, "lse_b": lse_a, "out": out_a, "lse": lse_a},
+        "across a": {"out": out_a.new_empty(0).set_(out_a.untyped_storage(), 8, (5, 4, 60))},
+        "base e": {**written, "lse_base": "e"},
+        "base 3": {**written, "lse_base": "3"},
+        "half": {name: x.half() for name, x in first.items() if name.startswith("out")},
+        "half a state": {**written, "out_a": out_a.half()},
+        "lse with gaps": {**written, "lse_a": torch.stack([lse_a, lse_a], -1)[..., 0]},
+        "a shifted": {**written, "out_a": shifted(out_a)},
+        "wide a": {**written, "out_a": wider(out_a)},
+        "wide out": {**written, "out": wider(out)},
+        "fewer rows": {name: x[:3] for name, x in {**first, **written}.items()},
+        "no row": {name: x[:0] for name, x in {**first, **written}.items()},
+        "requires grad": {**written, "out_a": out_a.clone().requires_grad_()},
+    }
+    return [Call(name, ops.merge_state, {**first, **change}) for name, change in changes.items()]
+
+
+def merge_all_calls() -> list[Call]:
+    """Calls of ``merge_states``."""
+    torch.manual_seed(0)
+    outs, lses = torch.randn(5, 3, 4, 64), torch.randn(5, 3, 4)
+    first = {"outs": outs, "lses": lses}
+    written = {"out": torch.empty(5, 4, 64), "lse": torch.empty(5, 4)}
+    changes: dict[str, dict[str, Any]] = {
+        "nothing": written,
+        "other tensors": {name: x.clone() for name, x in {**first, **written}.items()},
+        "outputs not given": {},
+        "two states": {**written, "outs": outs[:, :2], "lses": lses[:, :2]},
+        "no state": {**written, "outs": outs[:, :0], "lses": lses[:, :0]},
+        "in the place of a state": {"out": outs[:, 1]},
+        "across states": {"out": outs.view(-1)[64 : 64 + 5 * 256].view(5, 4, 64)},
+        "base e": {**written, "lse_base": "e"},
+        "outs shifted": {**written, "outs": shifted(outs)},
+        "half": {"outs": outs.half()},
+    }
+    return [Call(name, ops.merge_states, {**first, **change}) for name, change in changes.items()]
+
+
 CALLS = {
+    "shared_prefix_decode": prefix_calls,
+    "merge_state": merge_calls,
+    "merge_states": merge_all_calls,
     "fp4": fp4_calls,
     "paged_decode": decode_calls,
     "mla_decode": mla_calls,

@@ -27,21 +27,37 @@ def outcome(call: Call, launches: Launches) -> tuple[object, ...]:
     # What the call allocates lies elsewhere in every call.
     names = {x.data_ptr(): f"result {i}" for i, x in enumerate(results) if x is not None}
     given = {x.data_ptr() for x in call.arguments.values() if isinstance(x, torch.Tensor)}
+    temporaries: dict[int, str] = {}
     enqueued = [
-        (launch.constexprs, launch.signature, launch.grid, *plain_arguments(launch, names, given))
+        (
+            launch.constexprs,
+            launch.signature,
+            launch.grid,
+            *plain_arguments(launch, names, given, temporaries),
+        )
         for launch in launches.take()
     ]
     shown = [x if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in results]
     return enqueued, shown
 
 
-def plain_arguments(launch: Launched, names: dict[int, str], given: set[int]) -> Iterator[object]:
+WRITTEN = ("out", "lse", "out_a", "lse_a", "out_b", "lse_b")
+"""Arguments of kernels that may be memory which a call allocates and does not return."""
+
+
+def plain_arguments(
+    launch: Launched, names: dict[int, str], given: set[int], temporaries: dict[int, str]
+) -> Iterator[object]:
+    arguments = list(zip(launch.signature, launch.args, strict=True))
     made = {
         value: (name, launch.constants[name])
-        for (name, _), value in zip(launch.signature, launch.args, strict=True)
+        for (name, _), value in arguments
         if name in launch.constants and value not in given
     }
-    return ({**names, **made}.get(value, value) for value in launch.args)
+    for (name, _), value in arguments:
+        if name in WRITTEN and value not in given and value not in names:
+            temporaries.setdefault(value, f"temporary {len(temporaries)}")
+    return ({**temporaries, **names, **made}.get(value, value) for value in launch.args)
 
 
 def agrees(sequence: list[Call], launches: Launches) -> int:
