@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
@@ -81,6 +82,10 @@ class Group:
         )
 
 
+Space = tuple[str, str, SearchSpace]
+"""Operation, family, space."""
+
+
 @lru_cache(maxsize=64)
 def _source_hash(op: str, name: str) -> str:
     return template(op, name).source_hash()
@@ -113,13 +118,14 @@ def sample(
     """
     spaces = [found for op in ops for found in _spaces(op, device)]
     groups: list[Group] = []
+    compiled: set[Hashable] = set()
     for backend, count in wanted.items():
         own = [s for s in spaces if template(s[0], s[2].template).backend == backend]
-        groups += _groups(own, count, known)
+        groups += _groups(_in_order(own), count, known, compiled)
     return groups
 
 
-def _spaces(op: str, device: DeviceSpec) -> Iterator[tuple[str, str, SearchSpace]]:
+def _spaces(op: str, device: DeviceSpec) -> Iterator[Space]:
     for family in FAMILIES[op]:
         try:
             joint = joint_space(problem_of(op, family), device)
@@ -131,19 +137,29 @@ def _spaces(op: str, device: DeviceSpec) -> Iterator[tuple[str, str, SearchSpace
                 yield op, family, space
 
 
-def _groups(
-    spaces: Sequence[tuple[str, str, SearchSpace]], wanted: int, known: Sequence[Item]
-) -> list[Group]:
-    """Samples of as many of the spaces as ``wanted`` takes, of about equal sizes.
+def _in_order(spaces: Sequence[Space]) -> list[Space]:
+    """One family of each template, that with the largest space, then the next of each."""
+    seen: Counter[tuple[str, str]] = Counter()
+    placed: list[tuple[int, Space]] = []
+    for op, family, space in sorted(spaces, key=lambda found: -found[2].count()):
+        placed.append((seen[op, space.template], (op, family, space)))
+        seen[op, space.template] += 1
+    return [found for _, found in sorted(placed, key=lambda pair: pair[0])]
 
-    Small spaces come first: where they have less configs than their share, larger ones have more.
-    """
+
+def _share(sizes: Sequence[int], wanted: int) -> int:
+    """Configs of each space that make ``wanted`` together, though some spaces have less."""
+    return next((n for n in range(wanted) if sum(min(n, s) for s in sizes) >= wanted), wanted)
+
+
+def _groups(
+    spaces: Sequence[Space], wanted: int, known: Sequence[Item], compiled: set[Hashable]
+) -> list[Group]:
+    """Samples of as many of the spaces as ``wanted`` takes, of equal sizes where these do."""
+    share = _share([space.count() for _, _, space in spaces], wanted)
     groups: list[Group] = []
-    compiled: set[Hashable] = set()
-    by_size = sorted(spaces, key=lambda found: found[2].count())
-    for seed, (op, family, space) in enumerate(by_size):
-        missing = wanted - sum(len(group.configs) for group in groups)
-        if missing <= 0:
+    for seed, (op, family, space) in enumerate(spaces):
+        if sum(len(group.configs) for group in groups) >= wanted:
             break
         start = [
             item.config
@@ -151,7 +167,6 @@ def _groups(
             if (item.op, item.family, item.config.template) == (op, family, space.template)
             and space.check(item.config) is None
         ]
-        share = -(-missing // (len(spaces) - seed))
         group = _group(op, family, space, share, seed, start, compiled)
         print(group, file=sys.stderr, flush=True)
         groups.append(group)

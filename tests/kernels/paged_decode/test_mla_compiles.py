@@ -12,7 +12,7 @@ from tilescout.tuner.catalog import gpu
 from tilescout.tuner.compile_pool import compile_config
 from tilescout.tuner.records import TrialStatus
 
-SKUS = ("h200", "b200", "rtx5090")
+SKUS = ("h200", "b200", "b300", "rtx5090")
 
 
 def problem_of(heads: int, **changes: object) -> PagedDecodeProblem:
