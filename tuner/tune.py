@@ -18,6 +18,7 @@ from ..search_spaces.parts import PartScope
 from ..search_spaces.registry import joint_space
 from ..search_spaces.space import JointSpace
 from . import catalog, dispatch, environment
+from .carried_winners import CarriedWinners
 from .catalog import Budget, Workload, WorkloadProblem
 from .compile_pool import CompilePool, default_num_workers
 from .evaluators.base import Evaluator
@@ -34,7 +35,7 @@ from .search.stopping import GainRule
 from .store import Store
 from .store.records import StudyRecord, TrialRecord, WinnerRecord
 from .targets import Mode, Target, resolve_targets
-from .tune_arguments import checked_budget, checked_names, checked_seed
+from .tune_arguments import check_run, checked_budget, checked_names, checked_seed
 from .tune_summary import TuneRow, TuneSummary
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def tune(
     started = time.monotonic()
     limits = checked_budget(budget, trials, time_budget_s)
     seed = checked_seed(seed)
+    check_run(db, listener, dry_run=dry_run)
     problems = _problems(workload)
     gpus, names = checked_names("gpus", gpus), checked_names("templates", templates)
     with ExitStack() as resources:
@@ -187,6 +189,8 @@ class _Run:
     ) -> None:
         self._resources = ExitStack()
         self._store = self._resources.enter_context(Store.open(location))
+        self._carried = CarriedWinners(self._store, location)
+        self._resources.callback(self._carried.close)
         self._limits = limits
         self._seed = seed
         self._gain = gain
@@ -219,6 +223,7 @@ class _Run:
     def all(self, jobs: Sequence[_Job]) -> list[TuneRow]:
         """Searches job after job; one that nothing supports does not stop the others."""
         rows = []
+        predicted: list[tuple[int, _Job, JointSpace]] = []
         for index, job in enumerate(jobs):
             try:
                 space = job.space()
@@ -226,7 +231,23 @@ class _Run:
                 rows.append(job.row(str(error)))
                 continue
             rows.append(self._one(job, space, self._deadline(len(jobs) - index)))
+            if not job.is_measured:
+                predicted.append((index, job, space))
+        # What a later SKU has found is now predicted on the earlier ones.
+        for place, (index, job, space) in enumerate(predicted):
+            deadline = self._deadline(len(predicted) - place)
+            is_over = deadline is not None and deadline <= time.monotonic()
+            if not is_over and self._untried(job, space):
+                rows[index] = self._one(job, space, deadline)
         return rows
+
+    def _untried(self, job: _Job, space: JointSpace) -> bool:
+        """Whether the winner of another SKU has no trial in this study."""
+        key = _study_key(job, space)
+        carried = set(self._carried.of(key, space))
+        study = self._store.find_study(key) if carried else None
+        trials = self._store.trials(study.study_id) if study is not None else ()
+        return bool(carried - {trial.evaluation.config for trial in trials})
 
     def _deadline(self, num_left: int) -> float | None:
         """An even share of the time that is left."""
@@ -252,6 +273,7 @@ class _Run:
         """The winner of one study and its trials, those of its parts included."""
         entry, target = job.entry, job.target
         study = self._store.study(_study_key(job, space), seed=self._seed)
+        carried = () if job.is_measured else self._carried.of(study.key, space)
         total = expected_trials(space, self._limits.num_trials)
         self._listener.study_started(entry.label, target.device.sku, entry.problem, total)
         winner = run_search(
@@ -265,6 +287,7 @@ class _Run:
             num_finalists=self._limits.num_finalists,
             listener=self._listener,
             gain=self._gain,
+            carried=carried,
         )
         self._listener.study_ended(winner)
         trials = list(self._store.trials(study.study_id))

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from ...kernels.base import Config
 from ...search_spaces.space import JointSpace
 from ..evaluators.base import Evaluator
 from ..progress import ProgressListener
@@ -35,6 +36,7 @@ def run_study(
     num_finalists: int,
     listener: ProgressListener,
     gain: GainRule | None = None,
+    carried: Sequence[Config] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> WinnerRecord | None:
     """The winner of the study, or None where no config worked.
@@ -50,9 +52,12 @@ def run_study(
         num_finalists: how many of the best are compared again, beside the default.
         listener: hears of every trial, stored ones first.
         gain: ends the search before ``num_trials`` where more is unlikely to help; None never does.
+        carried: evaluated right after the default, be the study new or finished.
         clock: seconds, monotonic.
     """
     run = StudyRun(store, study, listener)
+    if carried:
+        run.evaluate(evaluator, [space.default, *carried])
     run.search(
         space,
         evaluator,

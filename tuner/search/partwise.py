@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
+from ...kernels.base import Config
 from ...search_spaces.parts import Algorithm, algorithms, has_parts
 from ...search_spaces.space import JointSpace
 from ..progress import ProgressListener
@@ -47,6 +48,7 @@ def run_search(
     num_finalists: int,
     listener: ProgressListener,
     gain: GainRule | None = None,
+    carried: Sequence[Config] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> WinnerRecord | None:
     """The winner of the study, or None where no config worked.
@@ -67,6 +69,7 @@ def run_search(
                 num_finalists=num_finalists,
                 listener=listener,
                 gain=gain,
+                carried=carried,
                 clock=clock,
             )
     run = StudyRun(store, study, listener)
@@ -84,6 +87,7 @@ def run_search(
             clock=clock,
         )
         context.measure([space.default])
+        run.evaluate(evaluator, carried)
         _compete(_rivals(space, context), context, deadline)
         return run.decide(evaluator, space.default, num_finalists)
 

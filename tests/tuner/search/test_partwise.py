@@ -62,6 +62,15 @@ def stored(store, device, space) -> Counter:
     return Counter(found)
 
 
+def test_what_is_carried_is_measured_as_a_whole_and_may_win_a_finished_search(store, h200, space):
+    search_parts(store, h200, Evaluations(), num_trials=20)
+    again = Evaluations()
+    best = optimum(space)
+    winner = search_parts(store, h200, again, num_trials=20, carried=[best])
+    assert again.seen == [("", best)]
+    assert winner.trial.evaluation.config == best
+
+
 @pytest.mark.slow
 def test_finds_the_optimum_that_a_joint_search_of_as_many_trials_misses(h200, space):
     best = optimum(space)

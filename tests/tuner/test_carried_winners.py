@@ -1,0 +1,173 @@
+"""What won on one SKU is predicted on the others, in new studies and in finished ones."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from formula_evaluator import FormulaEvaluator, timing
+from report_data import Searched, add_study, timed
+from tilescout.kernels.base import Config
+from tilescout.search_spaces.registry import joint_space
+from tilescout.tuner import catalog
+from tilescout.tuner.carried_winners import CarriedWinners
+from tilescout.tuner.records import Evaluation, Provenance, TrialStatus
+from tilescout.tuner.store import Store
+from tilescout.tuner.tune import tune
+from toy_op import WORKLOAD, ToyProblem, toy_time_us
+
+SKUS = ("h200", "b200", "rtx5090")
+BEST_BLOCK = {"h200": 128, "b200": 16, "rtx5090": 64}
+SHIPPED = "tilescout.tuner.carried_winners.shipped_database_path"
+
+
+class SkuEvaluator(FormulaEvaluator):
+    """Every SKU has a block size of its own, and times grow with the distance from it."""
+
+    def __init__(self, sku: str) -> None:
+        super().__init__(provenance=Provenance.PREDICTED)
+        self.sku = sku
+
+    def evaluate(self, config: Config) -> Evaluation:
+        octaves = abs(math.log2(int(config["block_n"]) / BEST_BLOCK[self.sku]))
+        time_us = toy_time_us(config) + 10.0 * octaves
+        return Evaluation(config, TrialStatus.OK, self.provenance, timing=timing(time_us))
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch, tmp_path):
+    evaluators = []
+
+    def make(problem, device, *, pool, scope=None, deadline=None):
+        evaluators.append(SkuEvaluator(device.sku))
+        return evaluators[-1]
+
+    monkeypatch.setattr("tilescout.tuner.tune.PredictEvaluator", make)
+    monkeypatch.setattr(SHIPPED, lambda: tmp_path / "shipped.db")
+    return evaluators
+
+
+@pytest.fixture
+def workload(toy, tmp_path) -> str:
+    path = tmp_path / "toys.toml"
+    path.write_text(WORKLOAD)
+    return str(path)
+
+
+def predicted(workload, database, gpus=SKUS, trials=16):
+    return tune(workload, gpus=gpus, mode="predict", trials=trials, db=database)
+
+
+def winners_and_trials(database):
+    with Store.open(database, read_only=True) as store:
+        winners = {
+            (w.study.key.problem.size, w.study.key.device.sku): w.trial.evaluation.config
+            for w in store.winners()
+        }
+        trials = {
+            (s.key.problem.size, s.key.device.sku): [
+                t.evaluation.config for t in store.trials(s.study_id)
+            ]
+            for s in store.studies()
+        }
+    return winners, trials
+
+
+def test_every_winner_has_a_time_on_every_other_sku(workload, tmp_path):
+    database = tmp_path / "a.db"
+    summary = predicted(workload, database)
+    winners, trials = winners_and_trials(database)
+    assert len({winners[64, sku] for sku in SKUS}) == 3
+    for size, sku in trials:
+        for other in SKUS:
+            assert winners[size, other] in trials[size, sku]
+    assert {(r.problem.size, r.sku): r.config for r in summary.rows} == winners
+
+
+def test_a_finished_run_is_not_begun_again(workload, made, tmp_path):
+    first = predicted(workload, tmp_path / "a.db")
+    made.clear()
+    assert predicted(workload, tmp_path / "a.db").rows == first.rows
+    assert [evaluator.evaluated for evaluator in made] == [[]] * 6
+
+
+def test_a_finished_study_takes_on_what_another_sku_found_later(workload, made, tmp_path):
+    database = tmp_path / "a.db"
+    predicted(workload, database, gpus=["h200"], trials=2)
+    _, before = winners_and_trials(database)
+    made.clear()
+    predicted(workload, database, gpus=["b200"])
+    predicted(workload, database, gpus=["h200"], trials=2)
+    winners, trials = winners_and_trials(database)
+    for size in (64, 4096):
+        assert winners[size, "b200"] not in before[size, "h200"]
+        assert trials[size, "h200"] == [*before[size, "h200"], winners[size, "b200"]]
+
+
+def test_the_default_comes_first_then_the_winners_of_others(workload, made, tmp_path):
+    database = tmp_path / "a.db"
+    predicted(workload, database, gpus=["b200", "rtx5090"])
+    winners, _ = winners_and_trials(database)
+    made.clear()
+    predicted(workload, database, gpus=["h200"], trials=5)
+    _, trials = winners_and_trials(database)
+    default, *carried = trials[64, "h200"][:3]
+    space = joint_space(ToyProblem(64), catalog.gpu("h200"))
+    assert default == space.default
+    assert carried == [winners[64, "b200"], winners[64, "rtx5090"]]
+    assert len(trials[64, "h200"]) == 5
+
+
+def test_a_carried_winner_may_win(workload, tmp_path):
+    database = tmp_path / "a.db"
+    predicted(workload, database, gpus=["h200"], trials=1)
+    slow, _ = winners_and_trials(database)
+    assert slow[64, "h200"]["block_n"] != BEST_BLOCK["h200"]
+    good = next(
+        config
+        for config in joint_space(ToyProblem(64), catalog.gpu("h200"))
+        if config["block_n"] == BEST_BLOCK["h200"]
+    )
+    with Store.open(database) as store:
+        other = Searched(ToyProblem(64), catalog.gpu("b200"), Provenance.PREDICTED)
+        add_study(store, other, [timed(other, good, 5.0)], [good])
+    summary = predicted(workload, database, gpus=["h200"], trials=1)
+    assert summary.rows[0].config == good
+
+
+def of_h200(store, location) -> tuple[Config, ...]:
+    problem, device = ToyProblem(64), catalog.gpu("h200")
+    key = Searched(problem, device, Provenance.PREDICTED).key
+    carried = CarriedWinners(store, location)
+    try:
+        return carried.of(key, joint_space(problem, device))
+    finally:
+        carried.close()
+
+
+def test_which_winner_speaks_for_a_sku(toy, tmp_path):
+    b200, problem = catalog.gpu("b200"), ToyProblem(64)
+    configs = list(joint_space(problem, b200))
+    foreign = Config.of("triton", {**configs[0].as_dict(), "block_n": 96})
+    cases = [
+        (Searched(problem, b200, Provenance.MEASURED), configs[0]),
+        (Searched(problem, b200, Provenance.PREDICTED), configs[1]),
+        (Searched(ToyProblem(128), b200, Provenance.PREDICTED), configs[2]),
+        (Searched(problem, catalog.gpu("h200"), Provenance.MEASURED), configs[3]),
+        (Searched(problem, catalog.gpu("rtx5090"), Provenance.PREDICTED), foreign),
+    ]
+    with Store.open(tmp_path / "a.db") as store:
+        for searched, config in cases:
+            add_study(store, searched, [timed(searched, config, 9.0)], [config])
+        assert of_h200(store, tmp_path / "a.db") == (configs[0],)
+
+
+def test_the_shipped_database_counts_too_unless_it_is_the_one_written(toy, tmp_path):
+    problem, b200 = ToyProblem(64), catalog.gpu("b200")
+    searched = Searched(problem, b200)
+    config = next(iter(joint_space(problem, b200)))
+    with Store.open(tmp_path / "shipped.db") as shipped:
+        add_study(shipped, searched, [timed(searched, config, 9.0)], [config])
+        assert of_h200(shipped, tmp_path / "shipped.db") == (config,)
+    with Store.open(tmp_path / "a.db") as store:
+        assert of_h200(store, tmp_path / "a.db") == (config,)

@@ -1,0 +1,84 @@
+"""Winners of other SKUs for the same problem: a prediction tries them, too.
+
+So that a report can say what the winner of each SKU costs on every other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from ..errors import UnknownNameError
+from ..kernels.base import Config
+from ..kernels.registry import template
+from ..search_spaces.space import JointSpace
+from .paths import shipped_database_path
+from .records import Provenance, StudyKey
+from .store import Store
+from .store.location import Location
+from .store.records import WinnerRecord
+
+__all__ = ["CarriedWinners"]
+
+
+class CarriedWinners:
+    """The winners in the database of a run and in the shipped one; a context manager."""
+
+    def __init__(self, store: Store, location: str | Path) -> None:
+        """``location`` is that of ``store``."""
+        self._store = store
+        self._resources = ExitStack()
+        self._location = location
+        self._shipped: Store | None = None
+        self._of_op: dict[str, Sequence[WinnerRecord]] = {}
+        """Those of the shipped database: nobody adds to it."""
+
+    def of(self, key: StudyKey, space: JointSpace) -> tuple[Config, ...]:
+        """What won this problem elsewhere and is valid in ``space``, each config once.
+
+        Of each SKU the winner that speaks for it: the measured before the predicted, then the one
+        decided last. By the names of the SKUs.
+        """
+        best: dict[str, WinnerRecord] = {}
+        op = key.problem.op
+        for winner in (*self._shipped_winners(op), *self._store.winners(op=op)):
+            theirs = winner.study.key
+            sku = theirs.device.sku
+            if (theirs.problem, theirs.policy) != (key.problem, key.policy):
+                continue
+            if sku == key.device.sku or _is_library(op, winner):
+                continue
+            if sku not in best or _weight(winner) >= _weight(best[sku]):
+                best[sku] = winner
+        configs = (best[sku].trial.evaluation.config for sku in sorted(best))
+        return tuple(dict.fromkeys(c for c in configs if space.check(c) is None))
+
+    def _shipped_winners(self, op: str) -> Sequence[WinnerRecord]:
+        if op not in self._of_op:
+            shipped = self._opened()
+            self._of_op[op] = () if shipped is None else shipped.winners(op=op)
+        return self._of_op[op]
+
+    def _opened(self) -> Store | None:
+        """The shipped database, from the first use on; None where the run writes it itself."""
+        path, own = shipped_database_path(), Location.parse(self._location).path
+        if self._shipped is None and path.exists() and (own is None or own.resolve() != path):
+            self._shipped = self._resources.enter_context(Store.open(path, read_only=True))
+        return self._shipped
+
+    def close(self) -> None:
+        """Closes the shipped database."""
+        self._resources.close()
+
+
+def _weight(winner: WinnerRecord) -> tuple[bool, float]:
+    is_measured = winner.study.key.provenance is Provenance.MEASURED
+    return is_measured, winner.decided_at.timestamp()
+
+
+def _is_library(op: str, winner: WinnerRecord) -> bool:
+    try:
+        return template(op, winner.trial.evaluation.config.template).is_external
+    except UnknownNameError:
+        return False
