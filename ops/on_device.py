@@ -28,7 +28,8 @@ def device_spec(device: torch.device, function: str) -> DeviceSpec:
         DeviceError: the driver does not show the GPU.
     """
     if device.type == "cuda":
-        return _gpu_spec()
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return _gpu_spec(index)
     import triton
 
     if device.type == "cpu" and triton.knobs.runtime.interpret:
@@ -46,12 +47,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 @cache
-def _gpu_spec() -> DeviceSpec:
+def _gpu_spec(index: int) -> DeviceSpec:
     from ..tuner.environment import current_device
 
-    spec = current_device()
+    spec = current_device(index)
     if spec is None:
-        raise DeviceError("torch has a CUDA device but the NVIDIA driver (NVML) shows none")
+        raise DeviceError(f"torch has cuda:{index} but the NVIDIA driver (NVML) shows no such GPU")
     return spec
 
 

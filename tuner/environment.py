@@ -52,10 +52,13 @@ def toolchain(*, with_driver: bool) -> Toolchain:
     )
 
 
-def current_device() -> DeviceSpec | None:
-    """The GPU that torch would use, or None; figures of the driver win over the catalogue's."""
+def current_device(index: int = 0) -> DeviceSpec | None:
+    """The GPU that torch calls ``index``, or None; the driver's figures win over the catalogue's.
+
+    Where GPUs differ, so do the winners: a call's are those of the GPU that holds its tensors.
+    """
     try:
-        return _device()
+        return _device(index)
     except _NoGpuError:
         return None
 
@@ -113,13 +116,13 @@ def warn_if_busy() -> None:
             )
 
 
-def _device() -> DeviceSpec:
+def _device(index: int = 0) -> DeviceSpec:
     try:
         with _nvml():
             if pynvml.nvmlDeviceGetCount() == 0:
                 raise _NoGpuError("the NVIDIA driver is there but finds no GPU")
-            properties = _torch_properties()
-            handle = _handle(properties)
+            properties = _torch_properties(index)
+            handle = _handle(properties, index)
             name = _text(pynvml.nvmlDeviceGetName(handle))
             return _spec(name, properties, handle)
     except pynvml.NVMLError_LibraryNotFound:
@@ -150,8 +153,8 @@ def _spec(name: str, properties: Any, handle: Any) -> DeviceSpec:
     )
 
 
-def _torch_properties() -> Any:
-    """Properties of the GPU that torch calls 0: it honours ``CUDA_VISIBLE_DEVICES``."""
+def _torch_properties(index: int = 0) -> Any:
+    """Properties of the GPU that torch calls so: it honours ``CUDA_VISIBLE_DEVICES``."""
     import torch
 
     if torch.version.cuda is None:
@@ -159,17 +162,17 @@ def _torch_properties() -> Any:
             f"torch {torch.__version__} is built without CUDA: install a CUDA build to measure"
         )
     try:
-        return torch.cuda.get_device_properties(0)
+        return torch.cuda.get_device_properties(index)
     except (RuntimeError, AssertionError) as error:
         line = next(iter(str(error).splitlines()), type(error).__name__)
         raise _NoGpuError(f"torch cannot use the GPU: {line}") from error
 
 
-def _handle(properties: Any) -> Any:
+def _handle(properties: Any, index: int = 0) -> Any:
     """NVML's handle of torch's device; the two number GPUs differently."""
     with suppress(pynvml.NVMLError):
         return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}")
-    return pynvml.nvmlDeviceGetHandleByIndex(0)
+    return pynvml.nvmlDeviceGetHandleByIndex(index)
 
 
 @contextmanager

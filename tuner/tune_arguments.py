@@ -6,15 +6,19 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from numbers import Integral, Real
+from pathlib import Path
 
 from ..errors import UsageError
+from ..kernels.external import external_policy
 from . import catalog
 from .catalog import Budget
 
-__all__ = ["checked_budget", "checked_names", "checked_seed"]
+__all__ = ["check_run", "checked_budget", "checked_names", "checked_seed"]
 
 _SEED_END = 2**32
 """The random generators of NumPy and scikit-learn take no more."""
+_METHODS = ("study_started", "trial_ended", "study_ended")
+"""Of a ``ProgressListener``."""
 
 
 def checked_budget(name: str, trials: int | None, time_budget_s: float | None) -> Budget:
@@ -22,8 +26,11 @@ def checked_budget(name: str, trials: int | None, time_budget_s: float | None) -
 
     Raises:
         UnknownNameError: no such budget.
-        UsageError: ``trials`` is no whole number from 1 on, or the time no number above 0.
+        UsageError: the name is none, ``trials`` is no whole number from 1 on, or the time no
+            number above 0.
     """
+    if not isinstance(name, str):
+        raise UsageError(f"budget={name!r} must be the name of a budget, such as 'quick'")
     limits = catalog.budget(name)
     if trials is not None:
         if not _is_whole(trials) or trials < 1:
@@ -54,6 +61,31 @@ def checked_names(argument: str, names: Sequence[str] | None) -> tuple[str, ...]
     if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in listed):
         raise UsageError(f"{argument}={names!r} must be a list of names")
     return listed
+
+
+def check_run(db: object, listener: object, *, dry_run: object) -> None:
+    """What a run reads only when it has begun.
+
+    Raises:
+        UsageError: the database is no path or URL, the listener lacks a method, ``dry_run`` is no
+            bool, or the environment names no policy of external templates, which decides what is
+            searched in every mode.
+    """
+    if not isinstance(dry_run, bool):
+        raise UsageError(f"dry_run={dry_run!r} must be True or False")
+    if db is not None and not isinstance(db, (str, Path)):
+        raise UsageError(
+            f"db={db!r} must be a path (str or pathlib.Path) or a database URL, or None for the "
+            "user's database"
+        )
+    if listener is not None:
+        missing = [name for name in _METHODS if not callable(getattr(listener, name, None))]
+        if missing or isinstance(listener, type):
+            raise UsageError(
+                f"listener={listener!r} must be an object with the methods {', '.join(_METHODS)} "
+                "(tilescout.tuner.progress.ProgressListener), or None to log"
+            )
+    external_policy()
 
 
 def _is_whole(value: object) -> bool:

@@ -45,7 +45,7 @@ L40S = SimpleNamespace(
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Plays a working driver; ``driver.properties`` is the GPU, ``driver.pids`` use it."""
-    played = SimpleNamespace(properties=H200, pids=[], count=1)
+    played = SimpleNamespace(properties=H200, others=[], pids=[], count=1)
 
     def set_nvml(name: str, function: Any) -> None:
         monkeypatch.setattr(pynvml, name, function)
@@ -54,7 +54,12 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
     set_nvml("nvmlShutdown", lambda: None)
     set_nvml("nvmlDeviceGetCount", lambda: played.count)
     set_nvml("nvmlDeviceGetHandleByUUID", lambda uuid: uuid)
-    set_nvml("nvmlDeviceGetName", lambda handle: played.properties.name.encode())
+    set_nvml(
+        "nvmlDeviceGetName",
+        lambda uuid: {f"GPU-{x.uuid}": x.name for x in (played.properties, *played.others)}[
+            uuid
+        ].encode(),
+    )
     set_nvml("nvmlSystemGetDriverVersion", lambda: "580.65.06")
     set_nvml("nvmlDeviceGetMaxClockInfo", lambda handle, domain: {1: 2520, 2: 9001}[domain])
     set_nvml("nvmlDeviceGetMemoryBusWidth", lambda handle: 384)
@@ -63,8 +68,20 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
         lambda handle: [SimpleNamespace(pid=pid) for pid in played.pids],
     )
     monkeypatch.setattr("torch.version.cuda", "13.0")
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: played.properties)
+    monkeypatch.setattr(
+        "torch.cuda.get_device_properties",
+        lambda index: played.others[index - 1] if index else played.properties,
+    )
     return played
+
+
+def test_every_gpu_of_a_host_is_itself(driver: Any) -> None:
+    driver.others = [SimpleNamespace(**{**vars(L40S), "uuid": "1f1f"})]
+    first, second = (environment.current_device(index) for index in (0, 1))
+    assert first is not None
+    assert second is not None
+    assert (first.sku, second.num_sms, second.compute_capability) == ("h200", 142, (8, 9))
+    assert environment.current_device() == first
 
 
 def fail_with(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
