@@ -7,6 +7,7 @@ from ..kernels.device import DeviceSpec
 from ..kernels.gdn_decode import GdnDecodeProblem
 from .constraints import TILE_REGISTERS
 from .external import external_spaces
+from .gdn_decode_stream import stream_space
 from .gdn_decode_tilelang import tilelang_space
 from .parameters import categorical, ordered, powers_of_two
 from .space import Constraint, SearchSpace
@@ -54,6 +55,7 @@ def _state_fits(problem: GdnDecodeProblem, config: Config) -> str | None:
 
 SPACES = {
     "triton": triton_space,
+    "triton_stream": stream_space,
     "tilelang": tilelang_space,
     **external_spaces("fla", "flashinfer"),
 }

@@ -17,6 +17,7 @@ OPERATION = lazy_operation(
     GdnDecodeProblem,
     {
         "triton": ("triton_template", "GdnDecodeTriton"),
+        "triton_stream": ("triton_stream_template", "GdnDecodeTritonStream"),
         "tilelang": ("tilelang_template", "GdnDecodeTileLang"),
         "fla": ("external_template", "GdnDecodeFla"),
         "flashinfer": ("external_template", "GdnDecodeFlashInfer"),

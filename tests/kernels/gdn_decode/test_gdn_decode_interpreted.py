@@ -1,4 +1,4 @@
-"""The Triton kernel in the interpreter against the fp32 recurrence, and what must hold of both."""
+"""The Triton kernels in the interpreter against the fp32 recurrence, and what must hold of both."""
 
 from __future__ import annotations
 
@@ -20,6 +20,29 @@ pytestmark = [
 ]
 
 PLAIN = Config.of("triton", {"block_v": 32, "num_warps": 1, "state_eviction": "evict_normal"})
+STREAM = Config.of(
+    "triton_stream",
+    {
+        "block_v": 32,
+        "block_tiles": 1,
+        "num_warps": 1,
+        "state_load": "cg",
+        "state_store": "cs",
+        "maxnreg": 255,
+        "launch_pdl": True,
+    },
+)
+RUN = STREAM.replace(block_v=16, block_tiles=4)
+CONFIGS = {
+    "plain": PLAIN,
+    "one tile": STREAM,
+    "run, tiles in turn": Config.of("triton_stream", {**RUN.as_dict(), "loads_ahead": False}),
+}
+
+
+@pytest.fixture(params=CONFIGS.values(), ids=CONFIGS)
+def config(request) -> Config:
+    return request.param
 
 
 @pytest.fixture(autouse=True)
@@ -42,9 +65,9 @@ def problem_of(**changes) -> GdnDecodeProblem:
     return GdnDecodeProblem(**{**fields, **changes})
 
 
-def run(problem, inputs, *, config=PLAIN, outputs=None) -> GdnDecodeOutputs:
+def run(problem, inputs, config, outputs=None) -> GdnDecodeOutputs:
     outputs = outputs or ref.make_outputs(problem, inputs)
-    template("gdn_decode", "triton").build(problem, config, inputs).launch(inputs, outputs)
+    template("gdn_decode", config.template).build(problem, config, inputs).launch(inputs, outputs)
     return outputs
 
 
@@ -63,20 +86,28 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("block_v", [8, 128])
+FORMS = {
+    "plain, 8": PLAIN.replace(block_v=8),
+    "plain, 128": PLAIN.replace(block_v=128),
+    "one tile, 8": STREAM.replace(block_v=8),
+    "run, tiles ahead": Config.of("triton_stream", {**RUN.as_dict(), "loads_ahead": True}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_matches_reference(case: dict, block_v: int) -> None:
+def test_matches_reference(case: dict, form: Config) -> None:
     problem = problem_of(**case)
     inputs = ref.make_validation_inputs(problem, device="cpu", seed=1)
-    outputs = run(problem, inputs, config=PLAIN.replace(block_v=block_v))
+    outputs = run(problem, inputs, form)
     assert ref.compare(problem, inputs, outputs).reason is None
 
 
 @pytest.mark.parametrize("damage", ["output", "state", "skipped", "nan"])
-def test_comparison_can_fail(damage: str) -> None:
+def test_comparison_can_fail(damage: str, config) -> None:
     problem = problem_of()
     inputs = ref.make_validation_inputs(problem, device="cpu", seed=2)
-    outputs = run(problem, inputs)
+    outputs = run(problem, inputs, config)
     assert ref.compare(problem, inputs, outputs).reason is None
     if damage == "output":
         outputs.out[2] *= 1.00001
@@ -89,83 +120,84 @@ def test_comparison_can_fail(damage: str) -> None:
     assert ref.compare(problem, inputs, outputs).reason is not None
 
 
-def test_a_skipped_sequence_leaves_every_state_alone() -> None:
+def test_a_skipped_sequence_leaves_every_state_alone(config) -> None:
     problem = problem_of()
     inputs = ref.make_validation_inputs(problem, device="cpu", seed=3)
-    outputs = run(problem, inputs)
+    outputs = run(problem, inputs, config)
     live = set(inputs.slots.tolist()) - {-1}
     for slot in range(inputs.state.shape[0]):
         assert bool(outputs.state[slot].isnan().all()) == (slot not in live)
     assert not outputs.out[1].any()
 
 
-def test_in_place_equals_out_of_place() -> None:
+def test_in_place_equals_out_of_place(config) -> None:
     problem = problem_of(num_steps=2)
     inputs = ref.make_inputs(problem, device="cpu", seed=4)
-    apart = run(problem, inputs)
+    apart = run(problem, inputs, config)
     state = inputs.state.clone()
     together = run(
         problem,
         replace(inputs, state=state),
+        config,
         outputs=GdnDecodeOutputs(torch.full_like(inputs.v, float("nan")), state),
     )
     assert ref.outputs_equal(apart, together)
 
 
-def test_two_calls_of_one_step_equal_one_call_of_two() -> None:
+def test_two_calls_of_one_step_equal_one_call_of_two(config) -> None:
     both = problem_of(num_steps=2, gate="given")
     one = replace(both, num_steps=1)
     inputs = ref.make_inputs(both, device="cpu", seed=5)
-    whole = run(both, inputs)
+    whole = run(both, inputs, config)
     state, parts = inputs.state, []
     for step in range(2):
         tokens = {
             name: getattr(inputs, name)[:, step : step + 1].contiguous()
             for name in ("q", "k", "v", "gate", "beta")
         }
-        part = run(one, replace(inputs, state=state, **tokens))
+        part = run(one, replace(inputs, state=state, **tokens), config)
         parts.append(part.out)
         state = part.state
     assert torch.equal(torch.cat(parts, dim=1), whole.out)
     assert torch.equal(state, whole.state)
 
 
-def test_layouts_are_transposes_and_value_heads_repeat_query_heads() -> None:
+def test_layouts_are_transposes_and_value_heads_repeat_query_heads(config) -> None:
     kv = problem_of(head_dim_v=128)
     vk = replace(kv, state_layout="VK")
     inputs = ref.make_inputs(kv, device="cpu", seed=6)
-    first = run(kv, inputs)
-    second = run(vk, replace(inputs, state=inputs.state.transpose(-1, -2).contiguous()))
+    first = run(kv, inputs, config)
+    second = run(vk, replace(inputs, state=inputs.state.transpose(-1, -2).contiguous()), config)
     torch.testing.assert_close(first.out, second.out, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(first.state, second.state.transpose(-1, -2), rtol=1e-5, atol=1e-6)
     expanded = {name: getattr(inputs, name).repeat_interleave(2, dim=2) for name in ("q", "k")}
-    third = run(replace(kv, num_heads=4), replace(inputs, **expanded))
+    third = run(replace(kv, num_heads=4), replace(inputs, **expanded), config)
     assert ref.outputs_equal(first, third)
 
 
-def test_extreme_gates() -> None:
+def test_extreme_gates(config) -> None:
     problem = problem_of(gate="given", batch=2)
     inputs = ref.make_inputs(problem, device="cpu", seed=7)
     inputs.gate[0] = -1e4  # forgets everything
     inputs.gate[1] = 0.0
     inputs.beta[1] = 0.0  # keeps everything
-    outputs = run(problem, inputs)
-    forgotten = run(problem, replace(inputs, state=torch.zeros_like(inputs.state)))
+    outputs = run(problem, inputs, config)
+    forgotten = run(problem, replace(inputs, state=torch.zeros_like(inputs.state)), config)
     slots = inputs.slots.tolist()
     assert torch.equal(outputs.state[slots[0]], forgotten.state[slots[0]])
     assert torch.equal(outputs.state[slots[1]], inputs.state[slots[1]])
 
 
-def test_softplus_is_linear_where_exp_would_overflow() -> None:
+def test_softplus_is_linear_where_exp_would_overflow(config) -> None:
     problem = problem_of(batch=1)
     inputs = ref.make_inputs(problem, device="cpu", seed=8)
     inputs.gate.fill_(100.0)
-    outputs = run(problem, inputs)
+    outputs = run(problem, inputs, config)
     assert ref.compare(problem, inputs, outputs).reason is None
 
 
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
-def test_packed_sequences_equal_runs_of_their_own(index_dtype: torch.dtype) -> None:
+def test_packed_sequences_equal_runs_of_their_own(index_dtype: torch.dtype, config) -> None:
     lengths = [2, 0, 3, 1]
     problem = problem_of(batch=4, num_steps=3, gate="given")
     inputs = ref.make_inputs(problem, device="cpu", seed=9)
@@ -175,7 +207,7 @@ def test_packed_sequences_equal_runs_of_their_own(index_dtype: torch.dtype) -> N
         for name in ("q", "k", "v", "gate", "beta")
     }
     slots = inputs.slots.to(index_dtype)
-    outputs = run(problem, replace(inputs, cu_seqlens=bounds, slots=slots, **packed))
+    outputs = run(problem, replace(inputs, cu_seqlens=bounds, slots=slots, **packed), config)
     for i, n in enumerate(lengths):
         if n == 0:
             assert torch.equal(outputs.state[int(slots[i])], inputs.state[int(slots[i])])
@@ -187,6 +219,7 @@ def test_packed_sequences_equal_runs_of_their_own(index_dtype: torch.dtype) -> N
         single = run(
             replace(problem, batch=1, num_steps=n),
             replace(inputs, slots=slots[i : i + 1], **alone),
+            config,
         )
         first, end = bounds[i : i + 2].tolist()
         assert torch.equal(outputs.out[0, first:end], single.out[0])
