@@ -95,7 +95,7 @@ def _changed(frames: ReportFrames, sku: str) -> Iterator[str]:
 def _carried(transfers: pd.DataFrame, op: str, sku: str) -> Iterator[str]:
     found = transfers[(transfers["op"] == op) & (transfers["num_timed"] > 0)]
     there = found[(found["from_provenance"] == "measured") & (found["sku"] == sku)]
-    back = found[(found["from_sku"] == sku) & (found["provenance"] == "measured")]
+    back = found[(found["from_sku"] == sku) & found["sku"].isin(there["from_sku"])]
     if not len(there) or not len(back):
         return
     told = [

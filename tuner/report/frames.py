@@ -44,6 +44,7 @@ class ReportFrames:
     comparison: pd.DataFrame
     transfer_matrix: pd.DataFrame
     transfer_summary: pd.DataFrame
+    transfer_missing: pd.DataFrame
     transfer: pd.DataFrame
     binary_comparison: pd.DataFrame
     results: pd.DataFrame
@@ -123,6 +124,9 @@ def _comparison_frames(
         "times": matrices.times_matrix(current, baselines, order),
         "transfer": frame_of(transfer.TransferRow, transfers),
         "transfer_summary": frame_of(transfer.TransferPairRow, pairs),
+        "transfer_missing": frame_of(
+            transfer.TransferMissingRow, transfer.transfer_missing_rows(transfers)
+        ),
         "transfer_matrix": matrices.transfer_matrix(pairs, order),
     }
 

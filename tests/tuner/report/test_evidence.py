@@ -12,14 +12,21 @@ from tilescout.tuner.report.evidence import (
     importance_rows,
     started_weighings,
 )
+from tilescout.tuner.report.refusals import refusal
 from tilescout.tuner.report.rows import result_row
 from tilescout.tuner.report.searches import load_searches
 from tilescout.tuner.report.second_process import SecondProcess
-from tilescout.tuner.report.transfer import transfer_pair_rows, transfer_rows
+from tilescout.tuner.report.transfer import (
+    transfer_missing_rows,
+    transfer_pair_rows,
+    transfer_rows,
+)
 from tilescout.tuner.search.importance import TEMPLATE, parameter_importance
 from toy_op import ToyProblem
 
 PROBLEM = ToyProblem(1 << 20)
+TOO_LARGE = Config.of("triton", {"block_n": 256, "num_stages": 4, "split_rule": "none"})
+ODD = Config.of("triton", {"block_n": 96, "num_stages": 1, "split_rule": "none"})
 
 
 def searched_once(store, searched, trials, finals=()):
@@ -158,19 +165,68 @@ def test_what_a_winner_costs_elsewhere(store, h200, b200):
 
 
 @pytest.mark.parametrize(
-    ("ended", "status", "num_failed"),
+    ("config", "ended", "status", "constraint", "reason"),
     [
-        pytest.param(None, "not tried", 0, id="not tried"),
-        pytest.param("compile_error", "compile_error", 1, id="failed there"),
+        pytest.param(
+            SPLIT, None, "not tried", None, "the search there has no trial of it", id="not tried"
+        ),
+        pytest.param(
+            SPLIT, "compile_error", "compile_error", None, "no such instruction", id="failed there"
+        ),
+        pytest.param(TOO_LARGE, None, "not valid", "smem", "smem: ", id="refused by a constraint"),
+        pytest.param(ODD, None, "not valid", "values", "block_n=96 is not one of", id="no value"),
     ],
 )
-def test_a_winner_without_a_time_elsewhere(store, h200, b200, ended, status, num_failed):
+def test_a_winner_without_a_time_elsewhere_says_why(
+    store, h200, b200, config, ended, status, constraint, reason
+):
     here, there = Searched(PROBLEM, h200), Searched(PROBLEM, b200)
-    add_study(store, here, [timed(here, SPLIT, 10.0)], [SPLIT])
-    trials = [timed(there, WIDE, 5.0)]
-    trials += [failed(there, SPLIT, ended, "no such instruction")] if ended else []
-    add_study(store, there, trials, [WIDE])
+    add_study(store, here, [timed(here, config, 10.0)], [config])
+    trials = [timed(there, DEFAULT, 5.0)]
+    trials += [failed(there, config, ended, "no such instruction")] if ended else []
+    add_study(store, there, trials, [DEFAULT])
     row, _ = transfer_rows(load_searches([store], None), ["h200", "b200"])
     assert (row.time_us, row.cost, row.status) == (None, None, status)
-    (first,) = transfer_pair_rows([row])
-    assert (first.num_timed, first.num_failed, first.geomean_cost) == (0, num_failed, None)
+    (pair,) = transfer_pair_rows([row])
+    counts = (pair.num_failed, pair.num_not_valid, pair.num_not_tried)
+    assert counts == (status == "compile_error", status == "not valid", status == "not tried")
+    assert (pair.num_timed, pair.geomean_cost) == (0, None)
+    (missing,) = transfer_missing_rows([row])
+    assert (missing.status, missing.constraint, missing.num_problems) == (status, constraint, 1)
+    assert missing.reasons.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("problem", "config", "reason"),
+    [
+        pytest.param(
+            ToyProblem(64, "float16"), SPLIT, "dtype='float16' is not float32", id="unsupported"
+        ),
+        pytest.param(PROBLEM, Config.of("cuda", {}), "unknown template", id="unknown"),
+    ],
+)
+def test_what_no_template_serves_is_refused_as_a_whole(toy, h200, problem, config, reason):
+    refused = refusal(problem, config, h200)
+    assert refused is not None
+    assert refused.constraint == "support"
+    assert reason in refused.reason
+
+
+def test_measured_where_it_was_measured_and_predicted_where_not(store, h200, b200):
+    for size, measured in ((64, (SPLIT, WIDE)), (128, (SPLIT,))):
+        problem = ToyProblem(size)
+        here = Searched(problem, h200)
+        add_study(store, here, [timed(here, c, 10.0 + c["block_n"]) for c in measured], [SPLIT])
+        model = Searched(problem, h200, Provenance.PREDICTED)
+        add_study(store, model, [timed(model, SPLIT, 8.0), timed(model, WIDE, 12.0)], [SPLIT])
+        there = Searched(problem, b200, Provenance.PREDICTED)
+        add_study(store, there, [timed(there, WIDE, 5.0), timed(there, SPLIT, 6.0)], [WIDE])
+    rows = list(transfer_rows(load_searches([store], None), ["h200", "b200"]))
+    back = [row for row in rows if row.sku == "h200"]
+    assert [(r.provenance, r.cost) for r in back] == [
+        ("measured", 138.0 / 74.0),
+        ("predicted", 12.0 / 8.0),
+    ]
+    _, pair = transfer_pair_rows(rows)
+    assert (pair.provenance, pair.num_timed) == ("measured 1, predicted 1", 2)
+    assert list(transfer_missing_rows(rows)) == []
