@@ -14,7 +14,7 @@ from typing import Any
 
 from covering_problems import FAMILIES, problem_of
 from tilescout.errors import UnsupportedError
-from tilescout.kernels.base import Config, KernelSpec, Problem
+from tilescout.kernels.base import Config, KernelSpec, KernelTemplate, Problem
 from tilescout.kernels.device import DeviceSpec
 from tilescout.kernels.registry import template
 from tilescout.search_spaces.covering import covering_sample
@@ -82,8 +82,34 @@ class Group:
         )
 
 
-Space = tuple[str, str, SearchSpace]
-"""Operation, family, space."""
+@dataclass(frozen=True)
+class _Source:
+    """A space to sample."""
+
+    op: str
+    family: str
+    space: SearchSpace
+
+    @property
+    def template(self) -> KernelTemplate:
+        """The template whose space it is."""
+        return template(self.op, self.space.template)
+
+    @property
+    def kernels_each(self) -> int:
+        """Kernels of one config."""
+        return len(self.kernels(self.space.default))
+
+    def kernels(self, config: Config) -> frozenset[Hashable]:
+        """The kernels that a config has to be compiled for."""
+        specs = self.template.kernel_specs(problem_of(self.op, self.family), config)
+        return frozenset(map(kernel_key, specs))
+
+    def of(self, items: Sequence[Item]) -> list[Config]:
+        """Configs of the items that are of this space."""
+        names = self.op, self.family, self.space.template
+        own = (i.config for i in items if (i.op, i.family, i.config.template) == names)
+        return [config for config in own if self.space.check(config) is None]
 
 
 @lru_cache(maxsize=64)
@@ -116,16 +142,16 @@ def sample(
         wanted: by backend; spaces are sampled one after the other until there are as many.
         known: what was checked before; it is part of the sample and need not be compiled.
     """
-    spaces = [found for op in ops for found in _spaces(op, device)]
+    sources = [source for op in ops for source in _sources(op, device)]
     groups: list[Group] = []
     compiled: set[Hashable] = set()
     for backend, count in wanted.items():
-        own = [s for s in spaces if template(s[0], s[2].template).backend == backend]
-        groups += _groups(_in_order(own), count, known, compiled)
+        own = _in_order([s for s in sources if s.template.backend == backend])
+        groups += _groups(own, count, known, compiled)
     return groups
 
 
-def _spaces(op: str, device: DeviceSpec) -> Iterator[Space]:
+def _sources(op: str, device: DeviceSpec) -> Iterator[_Source]:
     for family in FAMILIES[op]:
         try:
             joint = joint_space(problem_of(op, family), device)
@@ -134,68 +160,68 @@ def _spaces(op: str, device: DeviceSpec) -> Iterator[Space]:
             continue
         for space in joint.spaces:
             if not template(op, space.template).is_external:
-                yield op, family, space
+                yield _Source(op, family, space)
 
 
-def _in_order(spaces: Sequence[Space]) -> list[Space]:
+def _in_order(sources: Sequence[_Source]) -> list[_Source]:
     """One family of each template, that with the largest space, then the next of each."""
     seen: Counter[tuple[str, str]] = Counter()
-    placed: list[tuple[int, Space]] = []
-    for op, family, space in sorted(spaces, key=lambda found: -found[2].count()):
-        placed.append((seen[op, space.template], (op, family, space)))
-        seen[op, space.template] += 1
-    return [found for _, found in sorted(placed, key=lambda pair: pair[0])]
-
-
-def _share(sizes: Sequence[int], wanted: int) -> int:
-    """Configs of each space that make ``wanted`` together, though some spaces have less."""
-    return next((n for n in range(wanted) if sum(min(n, s) for s in sizes) >= wanted), wanted)
+    placed: list[tuple[int, _Source]] = []
+    for source in sorted(sources, key=lambda found: -found.space.count()):
+        name = source.op, source.space.template
+        placed.append((seen[name], source))
+        seen[name] += 1
+    return [source for _, source in sorted(placed, key=lambda pair: pair[0])]
 
 
 def _groups(
-    spaces: Sequence[Space], wanted: int, known: Sequence[Item], compiled: set[Hashable]
+    sources: Sequence[_Source], wanted: int, known: Sequence[Item], compiled: set[Hashable]
 ) -> list[Group]:
-    """Samples of as many of the spaces as ``wanted`` takes, of equal sizes where these do."""
-    share = _share([space.count() for _, _, space in spaces], wanted)
-    groups: list[Group] = []
-    for seed, (op, family, space) in enumerate(spaces):
-        if sum(len(group.configs) for group in groups) >= wanted:
-            break
-        start = [
-            item.config
-            for item in known
-            if (item.op, item.family, item.config.template) == (op, family, space.template)
-            and space.check(item.config) is None
-        ]
-        group = _group(op, family, space, share, seed, start, compiled)
-        print(group, file=sys.stderr, flush=True)
-        groups.append(group)
-    return groups
+    """What covers the pairs of as many sources as ``wanted`` takes, filled up to that.
+
+    Filled up are those whose configs have most kernels: new configs are made of kernels there are.
+    """
+    groups: dict[_Source, Group] = {}
+    for seed, source in enumerate(sources):
+        if sum(len(group.configs) for group in groups.values()) < wanted:
+            groups[source] = _covering(source, seed, source.of(known), compiled)
+    most = max((source.kernels_each for source in groups), default=0)
+    rich = [source for source in groups if source.kernels_each == most]
+    missing = wanted - sum(len(group.configs) for group in groups.values())
+    for place, source in enumerate(rich):
+        share = -(-missing // (len(rich) - place))
+        if share > 0:
+            groups[source] = _filled(source, groups[source], share, place, compiled)
+            missing -= share
+    print(*groups.values(), sep="\n", file=sys.stderr, flush=True)
+    return list(groups.values())
 
 
-def _group(  # noqa: PLR0917  (a space, how much of it, and what is there already)
-    op: str,
-    family: str,
-    space: SearchSpace,
-    share: int,
-    seed: int,
-    start: Sequence[Config],
-    compiled: set[Hashable],
+def _covering(
+    source: _Source, seed: int, start: Sequence[Config], compiled: set[Hashable]
 ) -> Group:
-    problem, found = problem_of(op, family), template(op, space.template)
-
-    @cache
-    def kernels(config: Config) -> frozenset[Hashable]:
-        specs = found.kernel_specs(problem, config)
-        return frozenset(map(kernel_key, specs)) - compiled
-
-    chosen = covering_sample(space, share, seed=seed, start=start, kernels=kernels)
+    """As many configs as cover all pairs, those that were checked before among them."""
+    kernels = cache(lambda config: source.kernels(config) - compiled)
+    chosen = covering_sample(source.space, 0, seed=seed, start=start, kernels=kernels)
     new = [config for config in chosen.configs if config not in set(start)]
-    compiled |= frozenset().union(*map(kernels, new))
+    found = frozenset().union(*map(kernels, new))
+    compiled |= found
     return Group(
-        *(op, family, space.template, space.fingerprint()),
+        *(source.op, source.family, source.space.template, source.space.fingerprint()),
         *(chosen.num_covering, chosen.num_pairs, len(chosen.impossible), chosen.configs),
     )
+
+
+def _filled(
+    source: _Source, group: Group, num_more: int, seed: int, compiled: set[Hashable]
+) -> Group:
+    """The group with so many configs more, of kernels that are compiled as far as possible."""
+    kernels = cache(lambda config: source.kernels(config) - compiled)
+    total = len(group.configs) + num_more
+    chosen = covering_sample(source.space, total, seed=seed, start=group.configs, kernels=kernels)
+    found = frozenset().union(*map(kernels, chosen.configs[len(group.configs) :]))
+    compiled |= found
+    return dataclasses.replace(group, configs=chosen.configs)
 
 
 def in_turn(groups: Sequence[Group], done: frozenset[str]) -> list[Item]:
