@@ -32,7 +32,6 @@ from covering_sample import (
     Group,
     Item,
     in_turn,
-    kernel_key,
     load_sample,
     sample,
     write_sample,
@@ -179,7 +178,7 @@ def main() -> None:
     results = [result for result in earlier if result.key in sampled]
     items = in_turn(groups, frozenset(r.key for r in results))[: arguments.limit]
     if arguments.dry_run:
-        kernels = {kernel_key(spec) for item in items for spec in item.specs}
+        kernels = {key for item in items for key in item.specs}
         print(f"{len(sampled)} configs, {len(items)} to check, {len(kernels)} kernels to compile")
         return
     run = Run(

@@ -6,7 +6,7 @@ small batches. Operations are known by their public functions alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,16 @@ from tilescout.kernels.base import Problem
 from tilescout.kernels.paged_decode.reference import paged_inputs
 from tilescout.kernels.registry import operation
 
-__all__ = ["BATCH", "FAMILIES", "Case", "cases", "length_mixes", "problem_of", "shares_launcher"]
+__all__ = [
+    "BATCH",
+    "FAMILIES",
+    "Case",
+    "cases",
+    "grid_problems",
+    "length_mixes",
+    "problem_of",
+    "shares_launcher",
+]
 
 BATCH = 6
 """Requests of a paged-decode problem."""
@@ -70,6 +79,20 @@ FAMILIES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 }
 """Fields of a problem, by operation and by what sets the family apart."""
 
+_CHANGES: Mapping[str, Mapping[str, Mapping[str, object]]] = {
+    "paged_decode": {"as it is": {}},
+    "gdn_decode": {
+        "skips and forgets": {},
+        "three tokens each": {"batch": 5, "num_steps": 3},
+        "one sequence": {"batch": 1},
+    },
+    "gdn_chunk_fwd": {
+        "ragged": {},
+        "less than a chunk": {"num_sequences": 3, "num_tokens": 50, "max_seqlen": 30},
+    },
+}
+"""Dynamic fields of the problems on which configs of a family are checked."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -92,7 +115,13 @@ def shares_launcher(op: str) -> bool:
 
 def cases(problem: Problem, device: str) -> tuple[Case, ...]:
     """The grid of a family's problem."""
-    return _GRIDS[problem.op](problem, device)
+    make = _paged_cases if problem.op == "paged_decode" else _gdn_cases
+    return make(problem, device)
+
+
+def grid_problems(problem: Problem) -> dict[str, Problem]:
+    """The problems of the grid: what a config has to be compiled for."""
+    return {name: problem.changed(fields) for name, fields in _CHANGES[problem.op].items()}
 
 
 def length_mixes(kv_len: int) -> dict[str, list[int]]:
@@ -126,41 +155,12 @@ def _paged_cases(problem: Any, device: str) -> tuple[Case, ...]:
     )
 
 
-def _gdn_decode_cases(problem: Problem, device: str) -> tuple[Case, ...]:
-    """Full, with a slot to skip and gates that forget, several tokens, a single sequence."""
-    return _grid(
-        problem,
-        device,
-        {
-            "skips and forgets": {},
-            "three tokens each": {"batch": 5, "num_steps": 3},
-            "one sequence": {"batch": 1},
-        },
-    )
-
-
-def _gdn_chunk_cases(problem: Problem, device: str) -> tuple[Case, ...]:
-    """The problem's lengths, ragged ones with NaN behind the last, and less than a chunk each."""
-    short = {"num_sequences": 3, "num_tokens": 50, "max_seqlen": 30}
-    return _grid(problem, device, {"ragged": {}, "less than a chunk": short})
-
-
-def _grid(
-    problem: Problem, device: str, changes: Mapping[str, Mapping[str, object]]
-) -> tuple[Case, ...]:
-    """Inputs as they are timed, then those to verify under each change of dynamic fields."""
+def _gdn_cases(problem: Problem, device: str) -> tuple[Case, ...]:
+    """Inputs as they are timed, then those to verify of every problem of the grid."""
     known = operation(problem.op)
     found = [Case("as timed", problem, known.make_inputs(problem, device=device, seed=0))]
-    for index, (name, fields) in enumerate(changes.items(), 1):
-        changed = problem.changed(fields)
+    for index, (name, changed) in enumerate(grid_problems(problem).items(), 1):
         # Odd seeds have bounds of 64 bits, for which kernels are compiled anew.
         inputs = known.make_validation_inputs(changed, device=device, seed=2 * index)
         found.append(Case(name, changed, inputs))
     return tuple(found)
-
-
-_GRIDS: Mapping[str, Callable[[Any, str], tuple[Case, ...]]] = {
-    "paged_decode": _paged_cases,
-    "gdn_decode": _gdn_decode_cases,
-    "gdn_chunk_fwd": _gdn_chunk_cases,
-}

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from covering_jobs import Outcome, check_config, compile_kernel, load_compiler
-from covering_sample import Item, kernel_key
+from covering_sample import Item
 from tilescout.kernels.base import KernelSpec
 from tilescout.kernels.device import DeviceSpec
 from tilescout.tuner.process_pool import JobCrashedError, JobTimeoutError, WorkerPool
@@ -147,11 +147,7 @@ class Run:
 
 def _enlist(item: Item, kernels: dict[Hashable, _Kernel]) -> None:
     """Adds the item's kernels that are not there, and the item to those that it waits for."""
-    own: list[_Kernel] = []
-    for spec in item.specs:
-        kernel = kernels.setdefault(kernel_key(spec), _Kernel(spec))
-        if kernel not in own:
-            own.append(kernel)
+    own = [kernels.setdefault(key, _Kernel(spec)) for key, spec in item.specs.items()]
     pending = _Pending(item, own, len(own))
     for kernel in own:
         kernel.waiting.append(pending)

@@ -12,7 +12,7 @@ from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from covering_problems import FAMILIES, problem_of
+from covering_problems import FAMILIES, grid_problems, problem_of
 from tilescout.errors import UnsupportedError
 from tilescout.kernels.base import Config, KernelSpec, KernelTemplate, Problem
 from tilescout.kernels.device import DeviceSpec
@@ -44,9 +44,15 @@ class Item:
         return f"{self.problem.key()} {self.config.template} {self.config} {source}"
 
     @property
-    def specs(self) -> tuple[KernelSpec, ...]:
-        """The kernels it launches."""
-        return template(self.op, self.config.template).kernel_specs(self.problem, self.config)
+    def specs(self) -> dict[Hashable, KernelSpec]:
+        """The kernels that it launches on the grid, each once, by their keys."""
+        found = template(self.op, self.config.template)
+        specs = (
+            spec
+            for problem in grid_problems(self.problem).values()
+            for spec in found.kernel_specs(problem, self.config)
+        )
+        return {kernel_key(spec): spec for spec in specs}
 
 
 @dataclass(frozen=True)
@@ -102,8 +108,7 @@ class _Source:
 
     def kernels(self, config: Config) -> frozenset[Hashable]:
         """The kernels that a config has to be compiled for."""
-        specs = self.template.kernel_specs(problem_of(self.op, self.family), config)
-        return frozenset(map(kernel_key, specs))
+        return frozenset(Item(self.op, self.family, config).specs)
 
     def of(self, items: Sequence[Item]) -> list[Config]:
         """Configs of the items that are of this space."""
