@@ -22,6 +22,8 @@ __all__ = ["ratios_plots", "times_plots"]
 
 MAX_PROBLEMS = 60
 """Of a plot of times; tables have all."""
+_SKU_SHIFT = 0.13
+"""Between two SKUs in a row of a problem, in rows."""
 
 
 def times_plots(searches: Sequence[Search], skus: Sequence[str]) -> Iterator[Plot]:
@@ -46,8 +48,10 @@ def _times_plot(op: str, found: list[dict[str, list[Search]]], skus: Sequence[st
     ]
     figure = new_figure(_label_inches(names) + 5.0, 1.5 + 0.25 * len(names), layout="constrained")
     axes = figure.add_subplot()
-    for sku, marker in zip(skus, markers(len(skus)), strict=True):
-        _draw_sku(axes, problems, sku, marker)
+    for index, (sku, marker) in enumerate(zip(skus, markers(len(skus)), strict=True)):
+        # Below each other: times of similar SKUs would hide one another.
+        shift = _SKU_SHIFT * (index - (len(skus) - 1) / 2)
+        _draw_sku(axes, problems, sku, marker, shift)
     axes.set_yticks(range(len(names)), map(literal, names), fontsize=8)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xscale("log")
@@ -63,12 +67,14 @@ def _times_plot(op: str, found: list[dict[str, list[Search]]], skus: Sequence[st
     return Plot(slug(["times", op]), caption, figure)
 
 
-def _draw_sku(axes: Axes, problems: list[dict[str, list[Search]]], sku: str, marker: str) -> None:
-    points: dict[str, list[tuple[float, int]]] = {}
+def _draw_sku(
+    axes: Axes, problems: list[dict[str, list[Search]]], sku: str, marker: str, shift: float
+) -> None:
+    points: dict[str, list[tuple[float, float]]] = {}
     for index, by_sku in enumerate(problems):
         for search in by_sku.get(sku, []):
             place = points.setdefault(search.key.provenance.value, [])
-            place.append((best_us(search), index))
+            place.append((best_us(search), index + shift))
     for provenance, found in points.items():
         x, y = zip(*found, strict=True)
         face = "black" if provenance == "measured" else "white"
@@ -77,7 +83,7 @@ def _draw_sku(axes: Axes, problems: list[dict[str, list[Search]]], sku: str, mar
             y,
             linestyle="none",
             marker=marker,
-            markersize=7,
+            markersize=6,
             color="black",
             markerfacecolor=face,
             label=literal(f"{sku} {provenance}"),
