@@ -41,30 +41,36 @@ LAUNCHES, MAX_COPIES = 16, 16
 
 INTRA_FORMS = (("inverse", "stored"), ("wy", "stored"))
 """Form and scores of a variant of the kernel ``intra``."""
-WHOLE = {
+WHOLE: Mapping[str, ParameterValue] = {
     **{"intra_tile": "chunk", "intra_block_k": 64, "intra_num_warps": 4, "intra_num_stages": 2},
     **{"inverse_gate": "free", "intra_maxnreg": 255},
 }
+
+
+def _blocks(
+    block_k: int, num_stages: int, maxnreg: int, precision: str = "fp16"
+) -> Mapping[str, ParameterValue]:
+    return {
+        "intra_tile": "blocks",
+        "intra_block_k": block_k,
+        "intra_num_warps": 1,
+        "intra_num_stages": num_stages,
+        "intra_maxnreg": maxnreg,
+        "inverse_precision": precision,
+    }
+
+
 INTRA_VARIANTS: tuple[Mapping[str, ParameterValue], ...] = (
     {**WHOLE, "inverse": "substitution", "inverse_precision": "tf32"},
-    {**WHOLE, "inverse": "doubling", "inverse_precision": "as_input"},
-    *(
-        {
-            **{"intra_tile": "blocks", "intra_block_k": block_k, "intra_num_warps": num_warps},
-            **{"intra_num_stages": num_stages, "inverse_precision": precision},
-            "intra_maxnreg": maxnreg,
-        }
-        for block_k, num_warps, num_stages, precision, maxnreg in (
-            (32, 1, 2, "as_input", 255),
-            (32, 1, 3, "as_input", 255),
-            (32, 1, 2, "as_input", 168),
-            (16, 1, 3, "as_input", 128),
-            (64, 1, 2, "as_input", 255),
-            (32, 2, 2, "as_input", 255),
-            (32, 2, 2, "as_input", 128),
-            (32, 1, 2, "fp16", 255),
-        )
-    ),
+    {**WHOLE, "inverse": "doubling", "inverse_precision": "fp16"},
+    _blocks(32, 2, 255),
+    _blocks(32, 1, 255),
+    _blocks(32, 3, 255),
+    _blocks(32, 2, 168),
+    _blocks(16, 3, 255),
+    _blocks(16, 3, 128),
+    _blocks(64, 2, 255),
+    _blocks(32, 2, 255, "tf32"),
 )
 """Parameters of the kernel ``intra``; what is not named is as in the default config."""
 

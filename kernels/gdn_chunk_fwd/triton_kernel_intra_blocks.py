@@ -115,28 +115,37 @@ def _block_inverse(minus, minus_t, ELEMENT: tl.constexpr, INVERSE_PRECISION: tl.
 @triton.jit
 def _inverse_blocks(
     products,
+    total_row,
     beta_row,
+    start,
     length,
     BLOCKS: tl.constexpr,
+    FORM: tl.constexpr,
     ELEMENT: tl.constexpr,
     INVERSE_PRECISION: tl.constexpr,
 ):
-    """Blocks of (I + strict_tril(beta_i products_ij))^-1, row by row, as a tuple.
+    """A beta, row by row, as a tuple; FORM "inverse": stores it instead.
 
-    Row b from those above: X_bc = D_b sum_m (-L_bm) X_mc, D_b the inverse of the diagonal block.
+    A = Gamma (I + strict_tril(beta_i products_ij))^-1. Row b of the inverse from those above:
+    X_bc = D_b sum_m (-L_bm) X_mc, D_b the inverse of the diagonal block.
     """
     rows = tl.arange(0, 16)
     is_below = rows[:, None] > rows[None, :]
     is_above = rows[:, None] < rows[None, :]
+    nothing = tl.zeros([16, 16], tl.float32)
     below_t = ()
     for b in tl.static_range(BLOCKS):
         beta = _row_values(beta_row, length, b)
         for c in tl.static_range(b):
             minus = products[b * (b + 1) // 2 + c] * -beta[:, None]
             below_t = below_t + (_operand(tl.trans(minus), ELEMENT, INVERSE_PRECISION),)  # noqa: RUF005
-    blocks, blocks_t = (), ()
+    blocks_t, results = (), ()
     for b in tl.static_range(BLOCKS):
+        # Values of rows are read again, not kept: registers are for what the inverse holds.
+        tl.debug_barrier()
         beta = _row_values(beta_row, length, b)
+        total = _row_values(total_row, length, b)
+        is_row = (rows < length - 16 * b)[:, None]
         # k k^T is its own transpose.
         square = products[b * (b + 1) // 2 + b]
         minus = tl.where(is_below, square * -beta[:, None], 0.0)
@@ -144,24 +153,33 @@ def _inverse_blocks(
         d, d_t = _block_inverse(minus, minus_t, ELEMENT, INVERSE_PRECISION)
         left = _operand(d, ELEMENT, INVERSE_PRECISION)
         right_t = _operand(tl.trans(d), ELEMENT, INVERSE_PRECISION)
-        nothing = tl.zeros([16, 16], tl.float32)
-        for c in tl.static_range(b):
-            total_t = nothing
-            for m in tl.static_range(c, b):
-                total_t = _accumulated(
-                    blocks_t[m * (m + 1) // 2 + c],
-                    below_t[b * (b - 1) // 2 + m],
-                    total_t,
-                    INVERSE_PRECISION,
-                )
-            total = _operand(tl.trans(total_t), ELEMENT, INVERSE_PRECISION)
-            blocks = blocks + (_accumulated(left, total, nothing, INVERSE_PRECISION),)  # noqa: RUF005
-            total_left = _operand(total_t, ELEMENT, INVERSE_PRECISION)
-            block_t = _accumulated(total_left, right_t, nothing, INVERSE_PRECISION)
-            blocks_t = blocks_t + (_operand(block_t, ELEMENT, INVERSE_PRECISION),)  # noqa: RUF005
-        blocks = blocks + (d,)  # noqa: RUF005
-        blocks_t = blocks_t + (_operand(d_t, ELEMENT, INVERSE_PRECISION),)  # noqa: RUF005
-    return blocks
+        for c in tl.static_range(BLOCKS):
+            block, block_t = d, d_t
+            if c < b:
+                sum_t = nothing
+                for m in tl.static_range(c, b):
+                    sum_t = _accumulated(
+                        blocks_t[m * (m + 1) // 2 + c],
+                        below_t[b * (b - 1) // 2 + m],
+                        sum_t,
+                        INVERSE_PRECISION,
+                    )
+                right = _operand(tl.trans(sum_t), ELEMENT, INVERSE_PRECISION)
+                block = _accumulated(left, right, nothing, INVERSE_PRECISION)
+                left_t = _operand(sum_t, ELEMENT, INVERSE_PRECISION)
+                block_t = _accumulated(left_t, right_t, nothing, INVERSE_PRECISION)
+            value = tl.zeros([16, 16], ELEMENT)
+            if c <= b:
+                blocks_t = blocks_t + (_operand(block_t, ELEMENT, INVERSE_PRECISION),)  # noqa: RUF005
+                earlier = _row_values(total_row, length, c)
+                scaled = block * _decay(total, earlier)
+                scaled *= _row_values(beta_row, length, c)[None, :]
+                value = scaled.to(ELEMENT)
+                if FORM == "wy":
+                    results = results + (value,)  # noqa: RUF005
+            if FORM == "inverse":
+                tl.store(start + (256 * BLOCKS * b + 16 * c), value, is_row)
+    return results
 
 
 @triton.jit
@@ -256,30 +274,29 @@ def _store_inverse(
     INVERSE_PRECISION: tl.constexpr,
 ):
     """Stores A beta, or what it makes of k and v, for one value head."""
-    CHUNK: tl.constexpr = 16 * BLOCKS
     rows = tl.arange(0, 16)
-    element = k.dtype.element_ty
-    blocks = _inverse_blocks(products, beta_row, length, BLOCKS, element, INVERSE_PRECISION)
-    start = inverse + rows[:, None] * CHUNK + rows[None, :]
-    for_v, for_k = (), ()
-    for b in tl.static_range(BLOCKS):
-        total = _row_values(total_row, length, b)
-        is_row = (rows < length - 16 * b)[:, None]
-        for c in tl.static_range(BLOCKS):
-            value = tl.zeros([16, 16], element)
-            if c <= b:
-                earlier = _row_values(total_row, length, c)
-                a = blocks[b * (b + 1) // 2 + c] * _decay(total, earlier)
-                a = a * _row_values(beta_row, length, c)[None, :]
-                value = a.to(element)
-                if FORM == "wy":
-                    for_v = for_v + (value,)  # noqa: RUF005
-                    for_k = for_k + ((a * tl.exp2(earlier)[None, :]).to(element),)  # noqa: RUF005
-            if FORM == "inverse":
-                tl.store(start + (16 * b * CHUNK + 16 * c), value, is_row)
+    results = _inverse_blocks(
+        products,
+        total_row,
+        beta_row,
+        inverse + rows[:, None] * (16 * BLOCKS) + rows[None, :],
+        length,
+        BLOCKS,
+        FORM,
+        k.dtype.element_ty,
+        INVERSE_PRECISION,
+    )
     if FORM == "wy":
-        _store_rows(for_k, k, w, k_stride, length, BLOCKS, HEAD_DIM_K, BLOCK_K)
-        _store_rows(for_v, v, u, v_stride, length, BLOCKS, HEAD_DIM_V, BLOCK_V)
+        _store_rows(results, v, u, v_stride, length, BLOCKS, HEAD_DIM_V, BLOCK_V)
+        tl.debug_barrier()
+        # Rounded twice, which costs less than registers for both left operands.
+        decayed = ()
+        for b in tl.static_range(BLOCKS):
+            for c in tl.static_range(b + 1):
+                factor = tl.exp2(_row_values(total_row, length, c))[None, :]
+                value = results[b * (b + 1) // 2 + c].to(tl.float32) * factor
+                decayed = decayed + (value.to(k.dtype.element_ty),)  # noqa: RUF005
+        _store_rows(decayed, k, w, k_stride, length, BLOCKS, HEAD_DIM_K, BLOCK_K)
 
 
 @triton.jit

@@ -132,10 +132,10 @@ def test_matches_reference(case: dict, algorithm: dict, h200) -> None:
 
 
 BLOCKS = {
-    "inverse, scores": {"form": "inverse", "scores": "stored", "inverse_precision": "as_input"},
+    "inverse, scores": {"form": "inverse", "scores": "stored", "inverse_precision": "fp16"},
     "inverse": {"form": "inverse", "chunk": 16, "inverse_precision": "tf32"},
     "w and u, scores": {"chunk": 32, "scores": "stored", "inverse_precision": "fp16"},
-    "w and u": {"inverse_precision": "as_input"},
+    "w and u": {"inverse_precision": "fp16"},
 }
 
 
@@ -325,12 +325,14 @@ def test_equal_keys_do_not_spoil_the_inverse(h200) -> None:
     for inverse in ("substitution", "doubling"):
         config = config_of(problem, h200, chunk=64, inverse=inverse)
         assert ref.compare(problem, inputs, run(problem, config, inputs)).reason is None
-    problem = replace(problem, dtype="bfloat16")
-    inputs = replace(inputs, **{name: getattr(inputs, name).bfloat16() for name in ("q", "k", "v")})
-    for precision in ("as_input", "fp16"):
+    for dtype, precision in (("bfloat16", "fp16"), ("float16", "as_input")):
+        narrow = replace(problem, dtype=dtype)
+        names = ("q", "k", "v")
+        kept = {name: getattr(inputs, name).to(getattr(torch, dtype)) for name in names}
         tiles = {"intra_tile": "blocks", "intra_num_warps": 1, "inverse_precision": precision}
-        config = config_of(problem, h200, chunk=64, **tiles)
-        assert ref.compare(problem, inputs, run(problem, config, inputs)).reason is None
+        config = config_of(narrow, h200, chunk=64, **tiles)
+        rounded = replace(inputs, **kept)
+        assert ref.compare(narrow, rounded, run(narrow, config, rounded)).reason is None
 
 
 def test_parts_in_turn_are_the_whole_and_may_be_repeated(h200) -> None:
