@@ -40,9 +40,10 @@ _HEADS_COMPARED = 2
 RELATIVE_RMS_BOUND = {"float32": 1.0e-3, "float16": 1.3e-3, "bfloat16": 4.0e-3}
 """Bound of ||x - ref|| / ||ref|| by dtype. A last bit of a score moves some P and dS in a hundred
 thousand to the next e4m3 code, a sixteenth away: 2e-4 of the gradient; rounding comes on top."""
-FP8_BOUND = 6.0e-3
-"""Hopper's FP8 tensor cores cut what they add to some 14 bits of the largest: dP so summed moves
-more dS to the next code. A model of such sums gives up to 2.3e-3 (256 and 512 tokens, D 128)."""
+FP8_BOUND = {"dQ": 6.0e-3, "dK": 6.0e-3, "dV": 1.0e-3}
+"""Hopper's FP8 tensor cores cut what they add to some 14 bits of the largest. dP so summed, less a
+row sum that takes most of it away where few keys are seen, moves dS to the next code: a model of
+such sums gives 0.1e-3 to 6.0e-3 (64 to 200 tokens), an H200 2.8e-3 (4096). dV has no dS: 0.3e-3."""
 MAX_ERROR_FACTOR = 40.0
 """Bound of one element's error over the RMS of the gradient, or of its row where that is larger, in
 units of the bounds above: one key that takes all makes a row of dQ a hundred times the others."""
@@ -214,7 +215,7 @@ def compare(
         }
         expected = reference(problem, inputs, batch, head)
         for (name, tensor), exact in zip(got.items(), expected, strict=True):
-            error, rms, reason = _difference(problem, tensor.float(), exact)
+            error, rms, reason = _difference(problem, name, tensor.float(), exact)
             worst_error, worst_rms = max(worst_error, error), max(worst_rms, rms)
             if reason is not None:
                 where = f"{name} of KV head {head} of batch entry {batch}"
@@ -223,12 +224,12 @@ def compare(
 
 
 def _difference(
-    problem: Fp4AttentionBwdProblem, got: torch.Tensor, expected: torch.Tensor
+    problem: Fp4AttentionBwdProblem, name: str, got: torch.Tensor, expected: torch.Tensor
 ) -> tuple[float, float, str | None]:
     """Largest error, relative RMS error, and what is wrong."""
     if not bool(torch.isfinite(got).all()):
         return math.inf, math.inf, "NaN or infinity"
-    bound = RELATIVE_RMS_BOUND[problem.dtype] + FP8_BOUND
+    bound = RELATIVE_RMS_BOUND[problem.dtype] + FP8_BOUND[name]
     error = (got - expected).abs()
     scale = expected.square().mean().sqrt().clamp_min(1e-30)
     rms = (error.square().mean().sqrt() / scale).item()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from fp4_bwd_calls import PASSES, config_of, problem_of, run
 from fp4_calls import relative_error
+from tensor_core_sums import cut_short
 from tilescout.kernels.fp4_attention_bwd import reference as ref
 from tilescout.kernels.registry import template
 
@@ -177,6 +178,21 @@ def test_inputs_are_not_modified() -> None:
         assert torch.equal(tensor, before[name]), name
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_sums_cut_short_as_on_hopper_keep_the_bounds(head_dim: int) -> None:
+    tokens = head_dim
+    problem = problem_of(query_len=tokens, kv_len=tokens, head_dim=head_dim, num_qo_heads=1)
+    inputs = ref.make_validation_inputs(problem, device="cpu", seed=1)
+    exact = run(problem, inputs)
+    with cut_short():
+        short = run(problem, inputs)
+    assert ref.compare(problem, inputs, short).reason is None
+    errors = [relative_error(getattr(short, x), getattr(exact, x)) for x in ("dq", "dk", "dv")]
+    # dS is a difference of sums that were cut, which P is not.
+    assert 1e-4 < errors[2] < min(errors[:2])
+
+
 @pytest.mark.parametrize("damage", ["dq", "dk", "dv", "nan"])
 def test_comparison_can_fail(damage: str) -> None:
     problem = problem_of()
@@ -186,5 +202,5 @@ def test_comparison_can_fail(damage: str) -> None:
     if damage == "nan":
         outputs.dk[0, 0, 5, 0] = float("nan")
     else:
-        getattr(outputs, damage)[0, 0, ::7] *= 1.05
+        getattr(outputs, damage)[0, 0, ::7] *= 1.02 if damage == "dv" else 1.05
     assert ref.compare(problem, inputs, outputs).reason is not None
