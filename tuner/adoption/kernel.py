@@ -10,34 +10,27 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 from typing import Any, Literal
 
 from ...errors import NoWinnerError, UsageError
 from ...kernels.base import canonical_json
-from ...kernels.device import DeviceSpec
-from ...search_spaces.listed import listed_space
-from ...search_spaces.space import JointSpace
-from ..dispatch import current_snapshot, find_device, refresh
+from ..dispatch import current_snapshot
 from ..dispatch_policy import current_policy
 from ..explain import LookupResult
-from ..paths import user_database_path
-from ..records import MeasurementPolicy, Provenance, StudyKey
 from ..tiers import Tier
-from .configs import TEMPLATE, ConfigTable
+from .configs import ConfigTable
 from .live_evaluator import LiveCall, LiveEvaluator, Reference
+from .live_search import is_capturing, lookup_live, search_live
 from .operation import KernelProblem, register_kernel, source_of
 
-__all__ = ["ON_MISS", "AdoptedKernel", "OnMiss", "tuning"]
+__all__ = ["ON_MISS", "AdoptedKernel", "OnMiss", "is_tuning", "plain", "tuning"]
 
 OnMiss = Literal["default", "triton", "tune"]
 ON_MISS: tuple[OnMiss, ...] = ("default", "triton", "tune")
 
-MEASUREMENT = MeasurementPolicy(is_cuda_graph=False, is_cold_l2=True)
-"""How Triton's ``do_bench`` measures: eager launches, L2 flushed before each."""
-
-_NUM_FINALISTS = 3
 _tunes: ContextVar[bool] = ContextVar("tilescout_tunes", default=False)
+is_tuning = _tunes.get
+"""Whether ``tuning`` is in force in this thread or task."""
 _logger = logging.getLogger(__name__)
 
 
@@ -76,7 +69,7 @@ class AdoptedKernel:
         self.table = ConfigTable(autotuner.configs)
         function = autotuner.base_fn
         name = f"{function.__module__}:{function.__qualname__}"
-        self.problem_type = register_kernel(name, autotuner.fn, self.table)
+        self.problem_type = register_kernel(name, autotuner.fn, self.table.all)
         self.op = self.problem_type.op
         self._triton_run = autotuner.run
         self._chosen: dict[tuple[Any, ...], Any] = {}
@@ -91,7 +84,7 @@ class AdoptedKernel:
         snapshot = current_snapshot()
         if snapshot is not self._snapshot:  # a lock, or new databases
             self._chosen, self._snapshot = {}, snapshot
-        key = (*self._key(args, kwargs), current_policy(), _tunes.get())
+        key = (*self._key(args, kwargs), current_policy(), is_tuning())
         config = self._chosen.get(key)
         if config is None:
             call = LiveCall(tuner, args, kwargs)
@@ -112,8 +105,8 @@ class AdoptedKernel:
         """The problem of a call: its key and the dtypes of its arguments."""
         values, dtypes = self._key(args, kwargs)
         names = [name for name in self.autotuner.keys if name in self._named(args, kwargs)]
-        plain = {n: _plain(v) for n, v in zip(names, values, strict=True)}
-        return self.problem_type(canonical_json(plain), ",".join(dtypes))
+        named = {n: plain(v) for n, v in zip(names, values, strict=True)}
+        return self.problem_type(canonical_json(named), ",".join(dtypes))
 
     def lookup(self, *args: Any, **kwargs: Any) -> LookupResult:
         """What a call with these arguments gets.
@@ -121,12 +114,7 @@ class AdoptedKernel:
         Raises:
             NoWinnerError: the policy is ``strict`` and nothing was measured for the problem.
         """
-        return current_snapshot().lookup(
-            self.problem_of(*args, **kwargs),
-            _device(),
-            policy=current_policy(),
-            measurement=MEASUREMENT,
-        )
+        return lookup_live(self.problem_of(*args, **kwargs))
 
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         names = self.autotuner.arg_names
@@ -145,7 +133,7 @@ class AdoptedKernel:
         """The config for a call; None where Triton is to choose."""
         with self._lock:
             pruned = self._pruned(call)
-            wants_tuning = (_tunes.get() or self.on_miss == "tune") and len(pruned) > 1
+            wants_tuning = (is_tuning() or self.on_miss == "tune") and len(pruned) > 1
             try:
                 found = self.lookup(*call.args, **call.kwargs)
             except NoWinnerError:
@@ -155,9 +143,9 @@ class AdoptedKernel:
             known = self.table.theirs(found.config) if found else None
             if found is not None and found.tier is not Tier.DEFAULT and known in pruned:
                 return known
-            if wants_tuning and not _is_capturing():
+            if wants_tuning and not is_capturing():
                 return self._tune(call, pruned)
-            if self.on_miss == "triton" and not _is_capturing():
+            if self.on_miss == "triton" and not is_capturing():
                 return None
             return pruned[0]
 
@@ -174,64 +162,21 @@ class AdoptedKernel:
 
     def _tune(self, call: LiveCall, pruned: list[Any]) -> Any:
         """Searches the pruned configs, keeps every trial, returns the winner."""
-        from ..progress import LoggingListener
-        from ..search.partwise import run_search
-        from ..store import Store
-
         ours = [config for config in map(self.table.ours, pruned) if config is not None]
         if not ours:
             return pruned[0]
-        space = JointSpace((listed_space(TEMPLATE, ours),))
-        with Store.open(user_database_path()) as store:
-            study = store.study(self._study_key(call, space), seed=0)
-            winner = run_search(
-                space=space,
-                evaluators=lambda *_: LiveEvaluator(call, self.table, pruned[0], self.reference),
-                store=store,
-                study=study,
-                num_trials=len(ours),
-                deadline=None,
-                seed=0,
-                num_finalists=_NUM_FINALISTS,
-                listener=LoggingListener(),
-            )
-        refresh()
+        winner = search_live(
+            self.problem_of(*call.args, **call.kwargs),
+            ours,
+            lambda: LiveEvaluator(call, self.table, pruned[0], self.reference),
+            source_of(self.autotuner.fn),
+        )
         if winner is None:
             _logger.warning("%s: no config works; the first one serves", self.op)
             return pruned[0]
-        return self.table.theirs(winner.trial.evaluation.config)
-
-    def _study_key(self, call: LiveCall, space: JointSpace) -> StudyKey:
-        from ..environment import toolchain
-
-        return StudyKey(
-            problem=self.problem_of(*call.args, **call.kwargs),
-            device=_device(),
-            toolchain=toolchain(with_driver=True),
-            provenance=Provenance.MEASURED,
-            policy=MEASUREMENT,
-            space_fingerprint=space.fingerprint(),
-            template_hashes=((TEMPLATE, source_of(self.autotuner.fn)),),
-        )
+        return self.table.theirs(winner)
 
 
-def _plain(value: Any) -> object:
+def plain(value: Any) -> object:
+    """A value as a problem keeps it."""
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
-
-
-def _is_capturing() -> bool:
-    import torch
-
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
-@cache
-def _device() -> DeviceSpec:
-    """The GPU at hand; under Triton's interpreter any will do, and look-ups need one."""
-    import triton
-
-    if triton.knobs.runtime.interpret:
-        from ..catalog import gpu_names
-
-        return find_device(gpu_names()[0])
-    return find_device(None)

@@ -12,15 +12,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from ...kernels.base import Config
 from ..compile_pool import short_reason
 from ..launch_errors import failures, status_of
 from ..records import Evaluation, Provenance, Timing, TrialStatus
-from .configs import ConfigTable
 
-__all__ = ["LiveCall", "LiveEvaluator", "Reference"]
+__all__ = ["Call", "Configs", "LiveCall", "LiveEvaluator", "Reference"]
 
 Reference = Callable[..., Mapping[str, Any]]
 """Takes the arguments by name; returns the right values of those that the kernel writes."""
@@ -32,6 +31,29 @@ _TOLERANCES = {"float64": 1e-9, "float32": 1e-2, "float16": 2e-2, "bfloat16": 4e
 """Largest error over the largest value. fp32 is loose because tl.dot may compute in TF32."""
 _OTHER_TOLERANCE = 0.15
 """Of narrower floats: one step of e4m3 is an eighth."""
+
+
+class Call(Protocol):
+    """A call of a kernel that can be repeated with any of its configs."""
+
+    def cloned(self) -> Call:
+        """The same call on clones."""
+
+    def run(self, config: Any) -> dict[str, Any]:
+        """Runs the kernel once; what it has written, by name."""
+
+    def expected(self, reference: Any) -> dict[str, Any]:
+        """What the reference says of that."""
+
+    def time(self, config: Any) -> Sequence[float]:
+        """Median, low and high of its times in milliseconds."""
+
+
+class Configs(Protocol):
+    """The author's configs and ours."""
+
+    def theirs(self, config: Config) -> Any | None:
+        """The author's form of one of ours."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +86,20 @@ class LiveCall:
         given = {**dict(zip(names, self.args, strict=False)), **self.kwargs}
         return {name: value for name, value in given.items() if name in names}
 
+    def expected(self, reference: Reference) -> dict[str, Any]:
+        """What the reference says of the tensors that the kernel writes, by name."""
+        return dict(reference(**self.named))
+
+    def time(self, config: Any) -> Sequence[float]:
+        """Triton's own timing, hooks included: median, low and high, in milliseconds."""
+        tuner = self.autotuner
+        tuner.nargs = dict(zip(tuner.arg_names, self.args, strict=False))
+        try:
+            found: Sequence[float] = tuner._bench(*self.args, config=config, **self.kwargs)
+            return found
+        finally:
+            tuner.nargs = None
+
     def run(self, config: Any) -> dict[str, Any]:
         """Runs the kernel once, from the state that timing it starts from; its tensors by name."""
         tuner = self.autotuner
@@ -84,9 +120,7 @@ class LiveEvaluator:
     provenance = Provenance.MEASURED
     capacity = 1
 
-    def __init__(
-        self, call: LiveCall, table: ConfigTable, first: Any, reference: Reference | None
-    ) -> None:
+    def __init__(self, call: Call, table: Configs, first: Any, reference: Any) -> None:
         """Keeps clones of the arguments and what is right for them.
 
         Args:
@@ -99,7 +133,7 @@ class LiveEvaluator:
         self._table = table
         self._queue: deque[Config] = deque()
         if reference is not None:
-            self._expected = dict(reference(**call.cloned().named))
+            self._expected = call.cloned().expected(reference)
         else:
             self._expected = call.cloned().run(first)
 
@@ -149,15 +183,8 @@ class LiveEvaluator:
         return replace(ended, measure_s=time.monotonic() - start)
 
     def _time(self, config: Any) -> Timing:
-        """Triton's own timing, hooks included, on clones."""
-        call = self._call.cloned()
-        tuner = call.autotuner
-        tuner.nargs = dict(zip(tuner.arg_names, call.args, strict=False))
-        try:
-            times = tuner._bench(*call.args, config=config, **call.kwargs)
-        finally:
-            tuner.nargs = None
-        median, low, high = (1e3 * t for t in times)  # milliseconds
+        """Of the call on clones."""
+        median, low, high = (1e3 * t for t in self._call.cloned().time(config))  # milliseconds
         if median == float("inf"):
             raise RuntimeError("Triton could not time it: too many resources, or ptxas failed")
         return Timing(median, low, high, low, high, num_samples=1)

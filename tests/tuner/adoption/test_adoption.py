@@ -12,7 +12,8 @@ import triton
 import tunable_kernels as kernels
 from tilescout.errors import NoWinnerError, UsageError
 from tilescout.tuner import dispatch
-from tilescout.tuner.adoption import kernel as kernel_module
+from tilescout.tuner.adoption import live_search
+from tilescout.tuner.adoption.operation import source_of
 from tilescout.tuner.paths import user_database_path
 from tilescout.tuner.store import Store
 from tunable_kernels import configs, made_up_timer
@@ -25,10 +26,10 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
     monkeypatch.setattr(dispatch, "shipped_database_path", lambda: tmp_path / "shipped.db")
     dispatch.refresh()
-    kernel_module._device.cache_clear()
+    live_search.device_at_hand.cache_clear()
     yield
     dispatch.refresh()
-    kernel_module._device.cache_clear()
+    live_search.device_at_hand.cache_clear()
 
 
 def grid(meta: dict) -> tuple[int]:
@@ -249,9 +250,9 @@ def test_a_changed_kernel_has_no_winner_yet() -> None:
     with tilescout.tuning():
         kernel[grid](x, y, N)
     assert before.lookup(x, y, N).tier == "exact"
-    source = kernel_module.source_of(kernel.fn)
-    assert source == kernel_module.source_of(autotuned(kernels.double, 64).fn)
-    assert source != kernel_module.source_of(autotuned(kernels.increase, 64).fn)
+    source = source_of(kernel.fn)
+    assert source == source_of(autotuned(kernels.double, 64).fn)
+    assert source != source_of(autotuned(kernels.increase, 64).fn)
     # Another kernel of the same name is another operation.
     renamed = autotuned(kernels.increase, 16, 32)
     renamed.base_fn = kernels.double
@@ -347,5 +348,5 @@ class TestDecorator:
             self.decorated(**changes)
 
     def test_a_plain_function_is_refused(self) -> None:
-        with pytest.raises(UsageError, match=r"put @triton\.jit under @tilescout\.autotune"):
+        with pytest.raises(UsageError, match=r"put @triton\.jit or @tilelang\.jit under"):
             tilescout.autotune(space={"BLOCK": (16, 32)}, problem=["n"])(kernels.double)

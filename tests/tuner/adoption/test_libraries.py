@@ -15,7 +15,7 @@ import tilescout
 import torch
 import triton
 from tilescout.tuner import dispatch
-from tilescout.tuner.adoption import kernel as kernel_module
+from tilescout.tuner.adoption import live_search
 from tilescout.tuner.paths import user_database_path
 from tilescout.tuner.store import Store
 
@@ -133,10 +133,10 @@ CASES = {
 def _no_winners(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
     monkeypatch.setattr(dispatch, "shipped_database_path", lambda: tmp_path / "shipped.db")
     dispatch.refresh()
-    kernel_module._device.cache_clear()
+    live_search.device_at_hand.cache_clear()
     yield
     dispatch.refresh()
-    kernel_module._device.cache_clear()
+    live_search.device_at_hand.cache_clear()
 
 
 def loaded(name: str) -> Any:
