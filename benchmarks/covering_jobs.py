@@ -18,7 +18,7 @@ from tilescout.tuner.launch_errors import failures, status_of
 from tilescout.tuner.records import TrialStatus
 from tilescout.tuner.validate import Verdict, build_on_poison, judge_repeat
 
-__all__ = ["Outcome", "check_config", "compile_kernel", "load_compiler"]
+__all__ = ["Outcome", "check_config", "compile_kernel", "load_checker", "load_compiler"]
 
 Outcome = tuple[str, str, float]
 """Status, reason, seconds."""
@@ -28,6 +28,13 @@ def load_compiler() -> None:
     """Loads what nearly every compile needs, in all processes at a time."""
     with suppress(ImportError):
         import triton.compiler  # noqa: F401
+
+
+def load_checker() -> None:
+    """Loads what every check needs, and opens the device."""
+    load_compiler()
+    if torch.cuda.is_available():
+        torch.zeros(1, device="cuda")
 
 
 def compile_kernel(spec: KernelSpec, arch: int) -> Outcome:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from covering_jobs import Outcome, check_config, compile_kernel, load_compiler
+from covering_jobs import Outcome, check_config, compile_kernel, load_checker, load_compiler
 from covering_sample import Item
 from tilescout.kernels.base import KernelSpec
 from tilescout.kernels.device import DeviceSpec
@@ -25,8 +25,8 @@ __all__ = ["Result", "Run"]
 
 COMPILE_TIMEOUT_S = 60.0
 """Of one kernel: far above any compile seen, far below what would hold up a run."""
-CHECK_TIMEOUT_S = 30.0
-"""Of one config; its first check of a family makes inputs and references too."""
+CHECK_TIMEOUT_S = 60.0
+"""Of one config; the first check of a family makes inputs and references too."""
 _OK = TrialStatus.OK.value
 
 
@@ -77,7 +77,11 @@ class Run:
         """``num_checkers`` 0: what compiled is ok and nothing is launched."""
         self._arch = device.arch
         self._compilers = WorkerPool(num_compilers, initializer=load_compiler)
-        self._checkers = WorkerPool(num_checkers) if num_checkers else None
+        self._checkers = None
+        if num_checkers:
+            # They load while the first kernels compile.
+            self._checkers = WorkerPool(num_checkers, initializer=load_checker)
+            self._checkers.start()
         self._deadline = deadline
         self._lock = threading.Lock()
         self._results: queue.Queue[Result] = queue.Queue()
