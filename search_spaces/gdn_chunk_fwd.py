@@ -26,6 +26,10 @@ _BLOCKS: dict[str, ParameterValue] = {
     "intra_num_warps": 1,
 }
 """One warp a chunk: registers of its binaries allow 8 (w and u) to 11 such blocks at once."""
+_WIDE_OUTPUT: dict[str, ParameterValue] = {
+    **{"scan_num_stages": 3, "output_block_v": 128, "output_num_warps": 8}
+}
+_ROOMY_SMEM_BYTES = 160 << 10
 _REGISTERS = (128, 168, 255)
 """Of a thread: four, three or two blocks of four warps on a multiprocessor; 255 is the limit."""
 
@@ -42,7 +46,7 @@ def triton_space(problem: GdnChunkProblem, device: DeviceSpec) -> SearchSpace:
             Constraint("tiles within registers", lambda c: _fits_registers(problem, c)),
             Constraint("tiles within shared memory", lambda c: _fits_smem(problem, device, c)),
         ),
-        default=_default(problem),
+        default=_default(problem, device),
         seeds=_seeds(problem),
     )
 
@@ -167,11 +171,24 @@ def _row_bytes(problem: GdnChunkProblem) -> int:
     return problem.head_dim_k * DTYPE_BYTES[problem.dtype]
 
 
-def _default(problem: GdnChunkProblem) -> Config:
-    """Fits the 99 KiB of shared memory that a block of the smallest device may ask for."""
+def _default(problem: GdnChunkProblem, device: DeviceSpec) -> Config:
+    """The best of its kind on an H200 where it fits, else what fits any device.
+
+    That is 99 KiB of shared memory that a block of the smallest device may ask for.
+    """
     if _row_bytes(problem) > 256:
         return _config(problem, scan_num_stages=1, chunk=16)
-    return _config(problem)
+    if problem.dtype == "float32":
+        return _config(problem)
+    split = {**_in_blocks(problem), **_WIDE_OUTPUT}
+    is_roomy = device.smem_per_block_bytes >= _ROOMY_SMEM_BYTES
+    return _config(problem, **split) if is_roomy else _config(problem, **_in_blocks(problem))
+
+
+def _in_blocks(problem: GdnChunkProblem) -> dict[str, ParameterValue]:
+    """The inverse by one warp a chunk, for 16-bit operands."""
+    precision = "fp16" if problem.dtype == "bfloat16" else "as_input"
+    return {**_BLOCKS, "inverse_precision": precision}
 
 
 def _seeds(problem: GdnChunkProblem) -> tuple[Config, ...]:
@@ -179,27 +196,25 @@ def _seeds(problem: GdnChunkProblem) -> tuple[Config, ...]:
     large: dict[str, ParameterValue] = {"scan_block_v": 64, "scan_num_warps": 8}
     if _row_bytes(problem) > 256:
         large = {"chunk": 16, "scan_block_v": 32, "scan_num_warps": 8, "scan_num_stages": 1}
-    fused: dict[str, ParameterValue] = {**large, "algorithm": "fused"}
+    inner = {} if problem.dtype == "float32" else _in_blocks(problem)
+    cut: dict[str, ParameterValue] = {"segment": 32, "transition_forget_bits": 16}
+    if problem.dtype == "float32":
+        cut["transition_forget_bits"] = 32
+    fused: dict[str, ParameterValue] = {**large, **inner, "algorithm": "fused"}
     stored: dict[str, ParameterValue] = {**fused, "scores": "stored"}
-    precision = "fp16" if problem.dtype == "bfloat16" else "as_input"
-    blocks: dict[str, ParameterValue] = {**stored, **_BLOCKS, "inverse_precision": precision}
-    in_blocks = (
-        _config(problem, **blocks, form="inverse"),
-        _config(problem, **{**blocks, "intra_num_stages": 1}),
-        _config(problem, **blocks, form="inverse", segment=32),
-    )
+    whole: dict[str, ParameterValue] = {**large, "algorithm": "fused", "scores": "stored"}
     return (
-        *(in_blocks if problem.dtype != "float32" else ()),
-        _config(problem, **stored),
         _config(problem, **stored, form="inverse"),
-        _config(problem, **stored, segment=32),
-        _config(problem, **stored, segment=16),
-        _config(problem, **large, segment=16),
-        _config(problem, scan_num_stages=3, output_block_v=128, output_num_warps=8),
-        _config(problem, **fused, form="inverse"),
-        _config(problem, **stored, form="inverse", segment=32),
+        _config(problem, **stored),
+        _config(problem, **stored, **cut, form="inverse"),
+        _config(problem, **stored, **cut),
+        _config(problem, **{**stored, **cut, "segment": 64}, form="inverse"),
+        _config(problem, **inner, **_WIDE_OUTPUT),
+        _config(problem, **inner, **_WIDE_OUTPUT, **cut),
         _config(problem, **{**stored, "scan_block_v": 32, "scan_num_warps": 4}),
-        _config(problem, **{**stored, "scan_num_warps": 4, "scan_num_stages": 1}),
+        _config(problem, **fused, form="inverse"),
+        _config(problem, **whole),
+        _config(problem, **{**whole, "scan_num_warps": 4, "scan_num_stages": 1}),
     )
 
 

@@ -118,7 +118,7 @@ def gdn_chunk_gate_kernel(
     scratch_tokens,
     out_stride_t,
     out_stride_h,
-    NUM_V_HEADS: tl.constexpr,
+    num_v_heads,
     HEAD_DIM_V: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -143,7 +143,7 @@ def gdn_chunk_gate_kernel(
     )
     offs_c = tl.arange(0, CHUNK)
     heads = head_block * BLOCK_H + tl.arange(0, BLOCK_H)
-    is_head = heads < NUM_V_HEADS
+    is_head = heads < num_v_heads
     if sequence >= num_sequences:
         if head_block == 0:
             tl.store(table + 2 * chunk, 0)
@@ -156,7 +156,7 @@ def gdn_chunk_gate_kernel(
         offs_v = tl.arange(0, BLOCK_V)
         zeros = tl.zeros([CHUNK, BLOCK_V], out.dtype.element_ty)
         for head in range(
-            head_block * BLOCK_H, tl.minimum(NUM_V_HEADS, head_block * BLOCK_H + BLOCK_H)
+            head_block * BLOCK_H, tl.minimum(num_v_heads, head_block * BLOCK_H + BLOCK_H)
         ):
             for v0 in range(0, HEAD_DIM_V, BLOCK_V):
                 cols = v0 + offs_v
@@ -171,7 +171,7 @@ def gdn_chunk_gate_kernel(
             tl.store(table + 2 * chunk + 1, count)
         mask = (offs_c < count)[:, None] & is_head[None, :]
         token = (first + offs_c).to(tl.int64)[:, None]
-        source = token * NUM_V_HEADS + heads[None, :]
+        source = token * num_v_heads + heads[None, :]
         target = heads.to(tl.int64)[None, :] * scratch_tokens + token
         g = tl.load(gate + source, mask, other=0.0).to(tl.float32)
         if GATE == "fused":
@@ -194,7 +194,7 @@ def gdn_chunk_norm_kernel(
     num_rows,
     stride_t,
     stride_h,
-    NUM_HEADS: tl.constexpr,
+    num_heads,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -203,7 +203,7 @@ def gdn_chunk_norm_kernel(
     rows = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     offs_d = tl.arange(0, BLOCK_D)
     mask = (rows < num_rows)[:, None] & (offs_d < HEAD_DIM)[None, :]
-    source = (rows // NUM_HEADS) * stride_t + (rows % NUM_HEADS) * stride_h
+    source = (rows // num_heads) * stride_t + (rows % num_heads) * stride_h
     value = tl.load(x + source[:, None] + offs_d[None, :], mask, other=0.0).to(tl.float32)
     value = value * tl.rsqrt(tl.sum(value * value, 1) + 1e-6)[:, None]
     target = normalised + rows[:, None] * HEAD_DIM + offs_d[None, :]

@@ -109,8 +109,8 @@ def gdn_chunk_intra_kernel(
     v_stride_t,
     v_stride_h,
     scratch_tokens,
-    NUM_HEADS: tl.constexpr,
-    NUM_V_HEADS: tl.constexpr,
+    num_heads,
+    num_v_heads,
     HEAD_DIM_K: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -131,9 +131,9 @@ def gdn_chunk_intra_kernel(
     inverse: the same matrix. Grid: value heads fastest, then chunks. Rows behind the chunk's end
     are 0 in k, so that they change nothing, and are not stored.
     """
-    head = tl.program_id(0) % NUM_V_HEADS
-    chunk = tl.program_id(0) // NUM_V_HEADS
-    qk_head = head // (NUM_V_HEADS // NUM_HEADS)
+    head = tl.program_id(0) % num_v_heads
+    chunk = tl.program_id(0) // num_v_heads
+    qk_head = head // (num_v_heads // num_heads)
     first = tl.load(table + 2 * chunk).to(tl.int64)
     count = tl.load(table + 2 * chunk + 1)
     if count > 0:

@@ -226,7 +226,7 @@ def _store_scores(
     length,
     scratch_tokens,
     BLOCKS: tl.constexpr,
-    GROUP: tl.constexpr,
+    group,
     HEAD_DIM_K: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
@@ -236,7 +236,7 @@ def _store_scores(
     rows = tl.arange(0, 16)
     element = k.dtype.element_ty
     start = scores + rows[:, None] * CHUNK + rows[None, :]
-    for _ in range(GROUP):
+    for _ in range(group):
         for b in tl.static_range(BLOCKS):
             total = _row_values(total_row, length, b)
             is_row = (rows < length - 16 * b)[:, None]
@@ -319,8 +319,8 @@ def gdn_chunk_intra_kernel(
     v_stride_t,
     v_stride_h,
     scratch_tokens,
-    NUM_HEADS: tl.constexpr,
-    NUM_V_HEADS: tl.constexpr,
+    num_heads,
+    num_v_heads,
     HEAD_DIM_K: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -335,18 +335,18 @@ def gdn_chunk_intra_kernel(
     Grid: of each chunk first the inverses, a value head a program, then the scores, a head of q a
     program, where they are stored. Rows behind the chunk's end are 0 in k and are not stored.
     """
-    GROUP: tl.constexpr = NUM_V_HEADS // NUM_HEADS
-    PROGRAMS: tl.constexpr = NUM_V_HEADS + (NUM_HEADS if HAS_SCORES else 0)
+    group = num_v_heads // num_heads
+    programs = num_v_heads + (num_heads if HAS_SCORES else 0)
     BLOCKS: tl.constexpr = CHUNK // 16
-    chunk = tl.program_id(0) // PROGRAMS
-    place = tl.program_id(0) % PROGRAMS
+    chunk = tl.program_id(0) // programs
+    place = tl.program_id(0) % programs
     first = tl.load(table + 2 * chunk).to(tl.int64)
     length = tl.load(table + 2 * chunk + 1)
     if length > 0:
-        is_inverse = place < NUM_V_HEADS
-        head = tl.where(is_inverse, place, (place - NUM_V_HEADS) * GROUP).to(tl.int64)
+        is_inverse = place < num_v_heads
+        head = tl.where(is_inverse, place, (place - num_v_heads) * group).to(tl.int64)
         row = head * scratch_tokens + first
-        k_start = k + first * k_stride_t + head // GROUP * k_stride_h
+        k_start = k + first * k_stride_t + head // group * k_stride_h
         if is_inverse:
             products = _lower_products(
                 k_start, k_start, k_stride_t, k_stride_t, length, BLOCKS, HEAD_DIM_K, BLOCK_K
@@ -373,7 +373,7 @@ def gdn_chunk_intra_kernel(
             )
         elif HAS_SCORES:
             _store_scores(
-                q + first * q_stride_t + head // GROUP * q_stride_h,
+                q + first * q_stride_t + head // group * q_stride_h,
                 k_start,
                 total_decay + row,
                 scores + row * CHUNK,
@@ -383,7 +383,7 @@ def gdn_chunk_intra_kernel(
                 length,
                 scratch_tokens,
                 BLOCKS,
-                GROUP,
+                group,
                 HEAD_DIM_K,
                 BLOCK_K,
             )

@@ -22,8 +22,8 @@ def gdn_chunk_output_kernel(
     out_stride_t,
     out_stride_h,
     scratch_tokens,
-    NUM_HEADS: tl.constexpr,
-    NUM_V_HEADS: tl.constexpr,
+    num_heads,
+    num_v_heads,
     HEAD_DIM_K: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -38,9 +38,9 @@ def gdn_chunk_output_kernel(
     """
     V_BLOCKS: tl.constexpr = (HEAD_DIM_V + BLOCK_V - 1) // BLOCK_V
     block = tl.program_id(0) % V_BLOCKS
-    head = (tl.program_id(0) // V_BLOCKS) % NUM_V_HEADS
-    chunk = tl.program_id(0) // (V_BLOCKS * NUM_V_HEADS)
-    qk_head = (head // (NUM_V_HEADS // NUM_HEADS)).to(tl.int64)
+    head = (tl.program_id(0) // V_BLOCKS) % num_v_heads
+    chunk = tl.program_id(0) // (V_BLOCKS * num_v_heads)
+    qk_head = (head // (num_v_heads // num_heads)).to(tl.int64)
     first = tl.load(table + 2 * chunk).to(tl.int64)
     count = tl.load(table + 2 * chunk + 1)
     if count > 0:
@@ -53,7 +53,7 @@ def gdn_chunk_output_kernel(
         row = head.to(tl.int64) * scratch_tokens + token
         q_rows = q + (token * q_stride_t + qk_head * q_stride_h)[:, None]
         k_rows = k + (token * k_stride_t + qk_head * k_stride_h)[:, None]
-        state = chunk_state + (chunk.to(tl.int64) * NUM_V_HEADS + head) * (HEAD_DIM_K * HEAD_DIM_V)
+        state = chunk_state + (chunk.to(tl.int64) * num_v_heads + head) * (HEAD_DIM_K * HEAD_DIM_V)
         result = tl.zeros([CHUNK, BLOCK_V], tl.float32)
         p = tl.zeros([CHUNK, CHUNK], tl.float32)
         for k0 in range(0, HEAD_DIM_K, BLOCK_K):

@@ -54,8 +54,8 @@ def _scan(
     out_stride_t,
     out_stride_h,
     scratch_tokens,
-    NUM_HEADS: tl.constexpr,
-    NUM_V_HEADS: tl.constexpr,
+    num_heads,
+    num_v_heads,
     HEAD_DIM_K: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -87,9 +87,9 @@ def _scan(
     K_BLOCKS: tl.constexpr = (HEAD_DIM_K + BLOCK_V - 1) // BLOCK_V
     COLUMN_BLOCKS: tl.constexpr = V_BLOCKS + K_BLOCKS if RESULT == "transition" else V_BLOCKS
     block = tl.program_id(0) % COLUMN_BLOCKS
-    head = (tl.program_id(0) // COLUMN_BLOCKS) % NUM_V_HEADS
-    segment = tl.program_id(0) // (COLUMN_BLOCKS * NUM_V_HEADS)
-    qk_head = (head // (NUM_V_HEADS // NUM_HEADS)).to(tl.int64)
+    head = (tl.program_id(0) // COLUMN_BLOCKS) % num_v_heads
+    segment = tl.program_id(0) // (COLUMN_BLOCKS * num_v_heads)
+    qk_head = (head // (num_v_heads // num_heads)).to(tl.int64)
     if SEGMENT > 0:
         sequence, place = _locate(
             cu_seqlens,
@@ -134,7 +134,7 @@ def _scan(
                 is_value = offs_v < tl.where(is_unit, 0, HEAD_DIM_V)
             is_state = is_k[:, None] & is_v[None, :]
             wide: tl.constexpr = HEAD_DIM_K * HEAD_DIM_V
-            own = (sequence.to(tl.int64) * NUM_V_HEADS + head) * wide
+            own = (sequence.to(tl.int64) * num_v_heads + head) * wide
             state_offsets = _state_offsets(offs_k, offs_v, HEAD_DIM_K, HEAD_DIM_V, STATE_LAYOUT)
             state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
             if HAS_INITIAL_STATE:
@@ -146,7 +146,7 @@ def _scan(
                     diagonal = tl.where(is_unit, offs_v, -1)
                     state += (offs_k[:, None] == diagonal[None, :]).to(tl.float32)
                 else:
-                    entry = (segment.to(tl.int64) * NUM_V_HEADS + head) * wide
+                    entry = (segment.to(tl.int64) * num_v_heads + head) * wide
                     offsets = offs_k[:, None] * HEAD_DIM_V + offs_v[None, :]
                     is_entry = (offs_k < tl.where(place > 0, HEAD_DIM_K, 0))[:, None]
                     is_entry = is_entry & is_v[None, :]
@@ -177,7 +177,7 @@ def _scan(
                     cu_seqlens, tokens_each, sequence, CHUNK, 0, IS_VARLEN, BLOCK_N
                 )
                 before += begin // CHUNK
-                chunk_start = (before.to(tl.int64) * NUM_V_HEADS + head) * wide
+                chunk_start = (before.to(tl.int64) * num_v_heads + head) * wide
             for at in tl.range(begin, end, CHUNK, num_stages=NUM_STAGES):
                 is_c = offs_c < end - at
                 row = rows + at
@@ -190,7 +190,7 @@ def _scan(
                 if RESULT == "states":
                     target = chunk_state + chunk_start + s_offsets
                     tl.store(target, rounded, is_state)
-                    chunk_start += NUM_V_HEADS * wide
+                    chunk_start += num_v_heads * wide
                 if FORM == "wy":
                     w_tile = _load_tile(w + row * HEAD_DIM_K, w_offsets, is_c, is_k, K_WHOLE)
                     u_tile = _load_tile(u + row * HEAD_DIM_V, u_offsets, is_c, is_value, V_WHOLE)
@@ -231,7 +231,7 @@ def _scan(
                 state = tl.dot(tl.trans(k_tile), decayed, state, input_precision=PRECISION)
             if RESULT == "transition":
                 both: tl.constexpr = HEAD_DIM_K * (HEAD_DIM_V + HEAD_DIM_K)
-                target = (segment.to(tl.int64) * NUM_V_HEADS + head) * both
+                target = (segment.to(tl.int64) * num_v_heads + head) * both
                 columns = tl.where(is_unit, HEAD_DIM_V + offs_v, offs_v)
                 target += offs_k[:, None] * (HEAD_DIM_V + HEAD_DIM_K) + columns[None, :]
                 tl.store(segment_state + target, state, is_state)
@@ -269,8 +269,8 @@ def gdn_chunk_scan_kernel(
     out_stride_t,
     out_stride_h,
     scratch_tokens,
-    NUM_HEADS: tl.constexpr,
-    NUM_V_HEADS: tl.constexpr,
+    num_heads,
+    num_v_heads,
     HEAD_DIM_K: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -325,8 +325,8 @@ def gdn_chunk_scan_kernel(
         out_stride_t,
         out_stride_h,
         scratch_tokens,
-        NUM_HEADS,
-        NUM_V_HEADS,
+        num_heads,
+        num_v_heads,
         HEAD_DIM_K,
         HEAD_DIM_V,
         CHUNK,
@@ -366,8 +366,8 @@ def gdn_chunk_transition_kernel(
     v_stride_t,
     v_stride_h,
     scratch_tokens,
-    NUM_HEADS: tl.constexpr,
-    NUM_V_HEADS: tl.constexpr,
+    num_heads,
+    num_v_heads,
     HEAD_DIM_K: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -419,8 +419,8 @@ def gdn_chunk_transition_kernel(
         0,
         0,
         scratch_tokens,
-        NUM_HEADS,
-        NUM_V_HEADS,
+        num_heads,
+        num_v_heads,
         HEAD_DIM_K,
         HEAD_DIM_V,
         CHUNK,

@@ -12,7 +12,7 @@ def gdn_chunk_stitch_kernel(
     segment_state,
     entry_state,
     tokens_each,
-    NUM_V_HEADS: tl.constexpr,
+    num_v_heads,
     HEAD_DIM_K: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -32,8 +32,8 @@ def gdn_chunk_stitch_kernel(
     V_BLOCKS: tl.constexpr = (HEAD_DIM_V + BLOCK_V - 1) // BLOCK_V
     BOTH: tl.constexpr = HEAD_DIM_V + HEAD_DIM_K
     block = tl.program_id(0) % V_BLOCKS
-    head = (tl.program_id(0) // V_BLOCKS) % NUM_V_HEADS
-    sequence = tl.program_id(0) // (V_BLOCKS * NUM_V_HEADS)
+    head = (tl.program_id(0) // V_BLOCKS) % num_v_heads
+    sequence = tl.program_id(0) // (V_BLOCKS * num_v_heads)
     _, count = _bounds(cu_seqlens, tokens_each, sequence, IS_VARLEN)
     num_segments = (count + (SEGMENT * CHUNK - 1)) // (SEGMENT * CHUNK)
     if num_segments > 1:
@@ -47,13 +47,13 @@ def gdn_chunk_stitch_kernel(
         added = offs_k[:, None] * BOTH + offs_v[None, :]
         moved = offs_k[:, None] * BOTH + HEAD_DIM_V + offs_k[None, :]
         kept = offs_k[:, None] * HEAD_DIM_V + offs_v[None, :]
-        source = segment_state + (base * NUM_V_HEADS + head) * (HEAD_DIM_K * BOTH)
-        target = entry_state + ((base + 1) * NUM_V_HEADS + head) * (HEAD_DIM_K * HEAD_DIM_V)
+        source = segment_state + (base * num_v_heads + head) * (HEAD_DIM_K * BOTH)
+        target = entry_state + ((base + 1) * num_v_heads + head) * (HEAD_DIM_K * HEAD_DIM_V)
         state = tl.load(source + added, is_state, other=0.0)
         tl.store(target + kept, state, is_state)
         for _ in tl.range(1, num_segments - 1, num_stages=NUM_STAGES):
-            source += NUM_V_HEADS * (HEAD_DIM_K * BOTH)
-            target += NUM_V_HEADS * (HEAD_DIM_K * HEAD_DIM_V)
+            source += num_v_heads * (HEAD_DIM_K * BOTH)
+            target += num_v_heads * (HEAD_DIM_K * HEAD_DIM_V)
             m = tl.load(source + moved, is_k[:, None] & is_k[None, :], other=0.0)
             b = tl.load(source + added, is_state, other=0.0)
             state = tl.dot(m, state, b, input_precision=PRECISION)

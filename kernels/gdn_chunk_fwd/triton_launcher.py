@@ -147,6 +147,8 @@ class GdnChunkTritonLauncher:
             "num_sequences": sequences,
             "tokens_each": inputs.q.shape[1],
             "num_rows": tokens * self.config.problem.num_heads,
+            "num_heads": self.config.problem.num_heads,
+            "num_v_heads": self.config.problem.num_v_heads,
             "scratch_tokens": self._scratch["total_decay"].shape[1],
         }
         for name in ("q", "k", "v", "out"):

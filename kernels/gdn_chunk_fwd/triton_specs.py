@@ -48,6 +48,7 @@ _INVERSE_BASE = 16
 _TENSORS = ("q", "k", "v", "out", "w", "u", "inverse", "scores", "chunk_state", "errors")
 _STATES = ("initial_state", "entry_state", "segment_state", "final_state")
 _GATES = ("total_decay", "beta_rows", "a_log", "dt_bias")
+_HEADS = ("num_heads", "num_v_heads")
 _STRIDES = tuple(f"{name}_stride_{axis}" for name in ("q", "k", "v", "out") for axis in ("t", "h"))
 
 
@@ -118,6 +119,7 @@ def _argument_types(problem: GdnChunkProblem, traits: TensorTraits) -> dict[str,
         "table": "*i32",
         "scale": "fp32",
         **dict.fromkeys(("num_tokens", "num_sequences", "tokens_each", "num_rows"), "i32"),
+        **dict.fromkeys(_HEADS, "i32"),
         **dict.fromkeys((*_STRIDES, "scratch_tokens", "stride_t", "stride_h"), "i64"),
     }
 
@@ -137,11 +139,9 @@ def _aligned(config: GdnChunkTritonConfig, part: str, traits: TensorTraits) -> f
     return frozenset(names)
 
 
-def _heads(config: GdnChunkTritonConfig) -> dict[str, Any]:
+def _sizes(config: GdnChunkTritonConfig) -> dict[str, Any]:
     problem = config.problem
     return {
-        "NUM_HEADS": problem.num_heads,
-        "NUM_V_HEADS": problem.num_v_heads,
         "HEAD_DIM_K": problem.head_dim_k,
         "HEAD_DIM_V": problem.head_dim_v,
         "CHUNK": config.chunk,
@@ -151,7 +151,6 @@ def _heads(config: GdnChunkTritonConfig) -> dict[str, Any]:
 def _gate_constants(config: GdnChunkTritonConfig, traits: TensorTraits) -> dict[str, Any]:
     problem = config.problem
     return {
-        "NUM_V_HEADS": problem.num_v_heads,
         "HEAD_DIM_V": problem.head_dim_v,
         "CHUNK": config.chunk,
         "BLOCK_H": config.number("gate_block_h"),
@@ -167,7 +166,6 @@ def _gate_constants(config: GdnChunkTritonConfig, traits: TensorTraits) -> dict[
 def _norm_constants(config: GdnChunkTritonConfig, traits: TensorTraits) -> dict[str, Any]:
     del traits
     return {
-        "NUM_HEADS": config.problem.num_heads,
         "HEAD_DIM": config.problem.head_dim_k,
         "BLOCK_D": config.block_k,
         "BLOCK_R": config.number("norm_block_r"),
@@ -186,7 +184,7 @@ def _intra_constants(config: GdnChunkTritonConfig, traits: TensorTraits) -> dict
             "PRECISION": config.precision,
         }
     return {
-        **_heads(config),
+        **_sizes(config),
         "BLOCK_K": min(config.number("intra_block_k"), config.block_k),
         "BLOCK_V": min(
             config.number("intra_block_k"), next_power_of_two(config.problem.head_dim_v)
@@ -200,7 +198,7 @@ def _intra_constants(config: GdnChunkTritonConfig, traits: TensorTraits) -> dict
 
 def _scan_constants(config: GdnChunkTritonConfig, traits: TensorTraits) -> dict[str, Any]:
     return {
-        **_heads(config),
+        **_sizes(config),
         "SEGMENT": config.segment,
         "BLOCK_K": config.block_k,
         "BLOCK_V": config.number("scan_block_v"),
@@ -220,7 +218,7 @@ def _scan_constants(config: GdnChunkTritonConfig, traits: TensorTraits) -> dict[
 
 def _transition_constants(config: GdnChunkTritonConfig, traits: TensorTraits) -> dict[str, Any]:
     return {
-        **_heads(config),
+        **_sizes(config),
         "SEGMENT": config.segment,
         "BLOCK_K": config.block_k,
         "BLOCK_V": config.number("transition_block_v"),
@@ -236,10 +234,8 @@ def _transition_constants(config: GdnChunkTritonConfig, traits: TensorTraits) ->
 
 
 def _stitch_constants(config: GdnChunkTritonConfig, traits: TensorTraits) -> dict[str, Any]:
-    heads = _heads(config)
-    del heads["NUM_HEADS"]
     return {
-        **heads,
+        **_sizes(config),
         "SEGMENT": config.segment,
         "BLOCK_K": config.block_k,
         "BLOCK_V": config.number("stitch_block_v"),
@@ -253,7 +249,7 @@ def _stitch_constants(config: GdnChunkTritonConfig, traits: TensorTraits) -> dic
 def _output_constants(config: GdnChunkTritonConfig, traits: TensorTraits) -> dict[str, Any]:
     del traits
     return {
-        **_heads(config),
+        **_sizes(config),
         "BLOCK_K": min(config.number("output_block_k"), config.block_k),
         "BLOCK_V": config.number("output_block_v"),
         "HAS_SCORES": config.has_scores,
@@ -272,16 +268,20 @@ _PARTS: dict[str, tuple[str, tuple[str, ...], _Constants]] = {
         (
             *("gate", "beta", "a_log", "dt_bias", "cu_seqlens", "table", "total_decay"),
             *("beta_rows", "out", "num_tokens", "num_sequences", "tokens_each"),
-            *("scratch_tokens", *_OUT_STRIDES),
+            *("scratch_tokens", *_OUT_STRIDES, "num_v_heads"),
         ),
         _gate_constants,
     ),
-    NORM: (_PREPARE, ("x", "normalised", "num_rows", "stride_t", "stride_h"), _norm_constants),
+    NORM: (
+        _PREPARE,
+        ("x", "normalised", "num_rows", "stride_t", "stride_h", "num_heads"),
+        _norm_constants,
+    ),
     INTRA: (
         _INTRA,
         (
             *("q", "k", "v", "table", "total_decay", "beta_rows", "inverse", "w", "u", "scores"),
-            *("scale", *_QK_STRIDES, *_V_STRIDES, "scratch_tokens"),
+            *("scale", *_QK_STRIDES, *_V_STRIDES, "scratch_tokens", *_HEADS),
         ),
         _intra_constants,
     ),
@@ -290,13 +290,13 @@ _PARTS: dict[str, tuple[str, tuple[str, ...], _Constants]] = {
         (
             *("k", "v", "cu_seqlens", "total_decay", "inverse", "w", "u", "initial_state"),
             *("segment_state", "num_sequences", "tokens_each", "k_stride_t", "k_stride_h"),
-            *(*_V_STRIDES, "scratch_tokens"),
+            *(*_V_STRIDES, "scratch_tokens", *_HEADS),
         ),
         _transition_constants,
     ),
     STITCH: (
         _STITCH,
-        ("cu_seqlens", "segment_state", "entry_state", "tokens_each"),
+        ("cu_seqlens", "segment_state", "entry_state", "tokens_each", "num_v_heads"),
         _stitch_constants,
     ),
     SCAN: (
@@ -305,7 +305,7 @@ _PARTS: dict[str, tuple[str, tuple[str, ...], _Constants]] = {
             *("q", "k", "v", "cu_seqlens", "total_decay", "inverse", "w", "u", "scores"),
             *("initial_state", "entry_state", "chunk_state", "errors", "out", "final_state"),
             *("scale", "num_sequences", "tokens_each", *_QK_STRIDES, *_V_STRIDES, *_OUT_STRIDES),
-            "scratch_tokens",
+            *("scratch_tokens", *_HEADS),
         ),
         _scan_constants,
     ),
@@ -313,7 +313,7 @@ _PARTS: dict[str, tuple[str, tuple[str, ...], _Constants]] = {
         _OUTPUT,
         (
             *("q", "k", "table", "total_decay", "chunk_state", "errors", "scores", "out"),
-            *("scale", *_QK_STRIDES, *_OUT_STRIDES, "scratch_tokens"),
+            *("scale", *_QK_STRIDES, *_OUT_STRIDES, "scratch_tokens", *_HEADS),
         ),
         _output_constants,
     ),
