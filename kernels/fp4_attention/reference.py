@@ -46,6 +46,9 @@ FP8_BOUND = 2.0e-3
 of a row by a model of them, 6e-4 on an H200."""
 DIFFERING_CODES = 1.0e-5
 """Share of the codes of P that may be another: as many rows may exceed the bound."""
+RMS_BOUND, _STEADY_CODES = 1.0e-3, 1.0e7
+"""Bound of all rows together, beside that of a row: such codes add up to 2e-4 or 3e-4, whatever the
+number of keys. Of fewer codes one weighs more, and the bound grows with the root."""
 MAX_ERROR = 1.0
 """Bound of one element's error over the same RMS, in rows with such a code."""
 LSE_BOUND = 1.0e-4
@@ -223,6 +226,10 @@ def compare(
     scale = expected.square().mean().sqrt().clamp_min(1e-30)
     rms = (error.square().mean().sqrt() / scale).item()
     reason = reason or _row_difference(problem, heads, rows, error, expected)
+    bound = row_bound(problem)
+    bound += RMS_BOUND * math.sqrt(max(1.0, _STEADY_CODES / _num_codes(problem, heads, rows)))
+    if reason is None and rms > bound:
+        reason = f"relative RMS error {rms:.3g} exceeds {bound:.3g}"
     return Comparison(reason, error.max().item(), rms)
 
 
@@ -279,11 +286,18 @@ def _rows_allowed(
     problem: Fp4AttentionFwdProblem, heads: list[tuple[int, int]], rows: torch.Tensor
 ) -> int:
     """How many rows may have a code that differs: the share, and three standard deviations."""
+    expected = DIFFERING_CODES * _num_codes(problem, heads, rows)
+    return int(expected + 3.0 * math.sqrt(expected))
+
+
+def _num_codes(
+    problem: Fp4AttentionFwdProblem, heads: list[tuple[int, int]], rows: torch.Tensor
+) -> int:
+    """Pairs of one of these rows and a key that it sees, at least 1."""
     keys = torch.full_like(rows, problem.kv_len)
     if problem.is_causal:
         keys = (rows + 1 + problem.kv_len - problem.query_len).clamp(0, problem.kv_len)
-    expected = DIFFERING_CODES * len(heads) * int(keys.sum())
-    return int(expected + 3.0 * math.sqrt(expected))
+    return max(1, len(heads) * int(keys.sum()))
 
 
 def _place(is_there: torch.Tensor, heads: list[tuple[int, int]], rows: torch.Tensor) -> str:

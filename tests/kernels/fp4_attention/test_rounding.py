@@ -176,3 +176,29 @@ def test_the_kernel_with_shortened_sums_keeps_its_bounds(block_n: int) -> None:
     print(f"fp8_p, {block_n} keys a tile: {short.relative_rms_error:.1e} with shortened sums")  # noqa: T201
     assert short.reason is None
     assert exact.relative_rms_error < 1e-4 < short.relative_rms_error < ref.FP8_BOUND / 2
+
+
+@pytest.mark.parametrize("damage", ["few rows", "rows by much", "one element"])
+def test_the_comparison_sees_what_no_code_explains(damage: str) -> None:
+    problem = problem_of(query_len=200, kv_len=1024, num_qo_heads=1)
+    inputs = ref.make_inputs(problem, device="cpu", seed=6)
+    rows = torch.arange(problem.query_len)
+    out, lse = ref.reference(problem, inputs, 0, 0, rows)
+    outputs = ref.make_outputs(problem, inputs)
+    outputs.out[0, 0], outputs.lse[0, 0] = out, lse
+    assert ref.compare(problem, inputs, outputs).reason is None
+    # 204800 codes: two may differ, six with three standard deviations.
+    if damage == "few rows":
+        outputs.out[0, 0, 10:16] *= 1.0005
+        assert ref.compare(problem, inputs, outputs).reason is None
+        outputs.out[0, 0, 16] *= 1.0005
+        expected = "7 of 200 rows differ by more than 0.0001 of their RMS, 6 may; the worst is row"
+    elif damage == "rows by much":
+        outputs.out[0, 0, :6] *= 1.1
+        expected = "relative RMS error"
+    else:
+        outputs.out[0, 0, 3, 5] += 1.2 * out.square().mean().sqrt()
+        expected = "row 3 of head 0 of batch entry 0: largest error"
+    reason = ref.compare(problem, inputs, outputs).reason
+    assert reason is not None
+    assert expected in reason
