@@ -155,8 +155,11 @@ FLASH_QLA = {
 BEHIND = {"rows behind the last 16/64": 15, "rows of none": 47}
 
 
-@pytest.mark.parametrize("state_v_first", [False, True], ids=["KV", "VK"])
-@pytest.mark.parametrize("name", FLASH_QLA)
+V_FIRST = ("rows behind the last 16/64", "five of one pack")
+FLASH_QLA_CASES = [*((name, False) for name in FLASH_QLA), *((name, True) for name in V_FIRST)]
+
+
+@pytest.mark.parametrize(("name", "state_v_first"), FLASH_QLA_CASES)
 def test_flash_qla(name, state_v_first) -> None:
     heads, v_heads, bounds = FLASH_QLA[name]
     tokens = bounds[-1] + BEHIND.get(name, 0)
@@ -177,6 +180,19 @@ def test_flash_qla(name, state_v_first) -> None:
     assert ratio(out[:, : bounds[-1]], expected) <= 0.02
     assert not out[:, bounds[-1] :].any()
     assert ratio(final.transpose(-1, -2) if state_v_first else final, expected_state) <= 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("v_heads", [4, 8, 16])
+def test_flash_qla_long(v_heads) -> None:
+    given = made(1, 32768, 4, v_heads, 128, torch.bfloat16)
+    state = states(1, v_heads, 128)
+    out, final = ops.gdn.chunk_gated_delta_rule(
+        **given, initial_state=state, output_final_state=True
+    )
+    expected, expected_state = reference(given, state, 128**-0.5)
+    assert ratio(out, expected) <= 0.02
+    assert ratio(final, expected_state) <= 0.02
 
 
 FLASHINFER_LENGTHS = {
