@@ -321,6 +321,7 @@ _COLUMNS: Mapping[str, tuple[Column, ...]] = MappingProxyType(
             Column("is_shown", "shown above"),
             _TRIALS,
             _BY_STATUS,
+            Column("num_part_trials", "trials of parts", "count"),
             Column("compile_s", "compiling (s)", "time"),
             Column("measure_s", "on the GPU (s)", "time"),
             Column("seed", "seed", is_printed=False),

@@ -5,6 +5,7 @@ What they found is ``rows``'.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -52,7 +53,7 @@ class BinaryRow(Origin):
 
 @dataclass(frozen=True, kw_only=True)
 class FailureRow(Origin):
-    """How many trials ended in one way on one SKU, and why."""
+    """How many trials, of parts too, ended in one way on one SKU, and why."""
 
     op: str
     status: str
@@ -75,7 +76,10 @@ class SearchRow(Origin):
     seed: int
     num_trials: int
     trials_by_status: str
+    num_part_trials: int
+    """Trials of parts alone, beside those of the whole operation."""
     compile_s: float
+    """Of all trials, those of parts included; so is the next."""
     measure_s: float
     space_fingerprint: str
     template_hashes: str
@@ -94,7 +98,7 @@ class ProgressRow(Origin):
     time_us: float | None
     best_us: float | None
     gpu_s: float
-    """Seconds that the GPU was held for the trials up to this one."""
+    """Seconds that the GPU was held for the trials up to this one, those of parts included."""
     config_id: str
     template: str
     config: str
@@ -127,7 +131,8 @@ def binary_rows(search: Search) -> Iterator[BinaryRow]:
 
 def search_row(search: Search, *, is_shown: bool) -> SearchRow:
     """How the search went."""
-    key, evaluations = search.key, [trial.evaluation for trial in search.trials]
+    key, tried = search.key, [*search.trials, *search.part_trials]
+    evaluations = [trial.evaluation for trial in tried]
     return SearchRow(
         **origin(search),
         op=key.problem.op,
@@ -138,6 +143,7 @@ def search_row(search: Search, *, is_shown: bool) -> SearchRow:
         seed=search.study.seed,
         num_trials=len(search.trials),
         trials_by_status=counts_text(search.status_counts),
+        num_part_trials=len(search.part_trials),
         compile_s=sum(e.compile_s for e in evaluations),
         measure_s=sum(e.measure_s for e in evaluations),
         space_fingerprint=key.space_fingerprint,
@@ -177,11 +183,25 @@ def _progress(search: Search) -> dict[str, list[Any]]:
         "status": [evaluation.status.value for evaluation in evaluations],
         "time_us": times_us,
         "best_us": list(accumulate(right_us, _faster)),
-        "gpu_s": list(accumulate(evaluation.measure_s for evaluation in evaluations)),
+        "gpu_s": _gpu_seconds(search),
         "config_id": [config_id for config_id, _ in texts],
         "template": [evaluation.config.template for evaluation in evaluations],
         "config": [values for _, values in texts],
     }
+
+
+def _gpu_seconds(search: Search) -> list[float]:
+    """For each trial the seconds up to it, those of parts that ended before it included."""
+    own = accumulate(trial.evaluation.measure_s for trial in search.trials)
+    if not search.part_trials:
+        return list(own)
+    parts = sorted(search.part_trials, key=lambda trial: trial.created_at)
+    ended = [trial.created_at for trial in parts]
+    sums = [0.0, *accumulate(trial.evaluation.measure_s for trial in parts)]
+    return [
+        seconds + sums[bisect_right(ended, trial.created_at)]
+        for seconds, trial in zip(own, search.trials, strict=True)
+    ]
 
 
 def _faster(best_us: float | None, time_us: float | None) -> float | None:
@@ -191,7 +211,7 @@ def _faster(best_us: float | None, time_us: float | None) -> float | None:
 def failure_rows(searches: Iterable[Search]) -> Iterator[FailureRow]:
     """One row a status other than ok, by SKU and operation, the commonest first."""
     for group in groups(searches):
-        trials = [(s.key.problem, t.evaluation) for s in group for t in s.trials]
+        trials = [(s.key.problem, t.evaluation) for s in group for t in (*s.trials, *s.part_trials)]
         counts = Counter(evaluation.status for _, evaluation in trials)
         for status, count in counts.most_common():
             if status is TrialStatus.OK:

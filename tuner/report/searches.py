@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache, cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 from ...errors import UnknownNameError, UnsupportedError, UsageError
@@ -51,6 +52,8 @@ class Search:
     """Where the shipped workloads have this problem: ``workload: label``."""
     baselines: tuple[Baseline, ...] = ()
     """Other libraries on this problem and SKU."""
+    part_trials: tuple[TrialRecord, ...] = ()
+    """What was tried of its parts alone, for templates that have parts; in no order."""
 
     @property
     def key(self) -> StudyKey:
@@ -177,15 +180,18 @@ def load_searches(stores: Sequence[Store], skus: Sequence[str] | None) -> tuple[
     labels = _workload_labels()
     for store in stores:
         winners = {winner.study.study_id: winner for winner in store.winners(skus=skus)}
-        studies = store.studies(skus=skus)
-        trials = store.trials_by_study([s.study_id for s in studies], with_samples=False)
+        studies, parts = store.studies_with_parts(skus=skus)
+        wanted = (*studies, *chain.from_iterable(parts.values()))
+        trials = store.trials_by_study([s.study_id for s in wanted], with_samples=False)
         for study in studies:
-            problem = study.key.problem
+            own_parts = parts.get(study.key.digest, ()) if parts else ()
+            of_parts = (trials[part.study_id] for part in own_parts)
             search = Search(
                 study,
                 tuple(trials[study.study_id]),
                 winners.get(study.study_id),
-                labels.get(problem, ""),
+                labels.get(study.key.problem, ""),
+                part_trials=tuple(chain.from_iterable(of_parts)),
             )
             known = found.get(search.digest)
             if known is None or _completeness(search) > _completeness(known):

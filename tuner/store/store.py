@@ -139,6 +139,17 @@ class Store:
         with self.reading() as reader:
             return reader.studies(*study_filter(op, skus))
 
+    def studies_with_parts(
+        self, *, skus: Sequence[str] | None = None
+    ) -> tuple[list[StudyRecord], dict[str, list[StudyRecord]]]:
+        """``studies``, and those of parts by the digest of the study that they belong to."""
+        found = [study for study in self._studies(None, skus) if not study.key.is_baseline]
+        parts: dict[str, list[StudyRecord]] = {}
+        for study in found:
+            if study.key.part:
+                parts.setdefault(replace(study.key, part="").digest, []).append(study)
+        return [study for study in found if not study.key.part], parts
+
     def num_trials(self) -> int:
         """How many trials there are of all studies."""
         with self._connected() as connection:

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 import pytest
 from report_data import DEFAULT, SPLIT, WIDE, Searched, add_study, failed, timed, typical_trials
 from tilescout.errors import UnknownNameError, UsageError
 from tilescout.tuner.records import MeasurementPolicy, Provenance, Toolchain
+from tilescout.tuner.report.search_rows import failure_rows, progress_columns, search_row
 from tilescout.tuner.report.searches import load_searches, ordered_skus, resolve_skus, shown
 from tilescout.tuner.store import Store
 from toy_op import ToyProblem
@@ -46,6 +50,25 @@ def test_best_and_state(store, h200, finals, state, best):
     assert search.state == state
     assert search.best is not None
     assert search.best.evaluation.config == best
+
+
+def test_trials_of_parts_count_in_failures_seconds_and_the_list_of_searches(store, h200):
+    searched = Searched(PROBLEM, h200)
+    part = store.study(replace(searched.key, part="algorithm=split: merge"), seed=0)
+    store.add_trials(
+        part.study_id,
+        [timed(searched, SPLIT, 2.0), failed(searched, WIDE, "crashed", "signal 11")],
+    )
+    time.sleep(0.01)  # the part ends before the whole is measured
+    add_study(store, searched, [timed(searched, SPLIT, 9.0)], [SPLIT])
+    (search,) = load_searches([store], None)
+    assert (len(search.trials), len(search.part_trials)) == (1, 2)
+    row = search_row(search, is_shown=True)
+    assert (row.num_trials, row.num_part_trials, row.measure_s) == (1, 2, 0.5)
+    (failure,) = failure_rows([search])
+    assert (failure.num_trials, failure.share_of_trials) == (1, 1 / 3)
+    assert failure.reasons == "signal 11 (1)"
+    assert progress_columns([search])["gpu_s"] == [0.5]
 
 
 def test_a_pruned_trial_is_never_the_best(store, h200):
