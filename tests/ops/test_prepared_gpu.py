@@ -82,6 +82,27 @@ def rule_arguments(seed: int, **options: Any) -> Arguments:
     }
 
 
+def prefix_arguments(seed: int) -> Arguments:
+    inputs = ref.paged_inputs(problem_of(), LENGTHS, device="cuda", seed=seed)
+    indptr, indices, last = inputs.kv_indptr, inputs.kv_indices, inputs.kv_last_page_len
+    assert indptr is not None
+    assert last is not None
+    return {
+        **{"q": inputs.q, "kv_cache": (inputs.k_cache, inputs.v_cache), "return_lse": True},
+        "prefix": ops.PageTable.csr(indptr[:2], indices, last[:1]),  # that of the first request
+        "suffix": ops.PageTable.csr(indptr, indices, last),
+    }
+
+
+def merge_arguments(seed: int) -> Arguments:
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    shapes = {"out_a": (7, 4, 64), "lse_a": (7, 4), "out_b": (7, 4, 64), "lse_b": (7, 4)}
+    return {
+        name: torch.randn(shape, device="cuda", generator=generator)
+        for name, shape in shapes.items()
+    }
+
+
 CASES: dict[str, tuple[Callable[..., Any], Callable[[int], Arguments]]] = {
     "paged_decode": (ops.paged_decode, decode_arguments),
     "a dense table": (ops.paged_decode, lambda seed: decode_arguments(seed, is_dense=True)),
@@ -91,6 +112,8 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[int], Arguments]]] = {
     ),
     "three query tokens": (ops.paged_decode, lambda seed: decode_arguments(seed, query_len=3)),
     "MLA": (ops.mla_decode, mla_arguments),
+    "a shared prefix": (ops.shared_prefix_decode, prefix_arguments),
+    "a merge": (ops.merge_state, merge_arguments),
     "gdn_decode": (ops.gdn.gdn_decode, step_arguments),
     "the recurrence": (ops.gdn.fused_recurrent_gated_delta_rule, rule_arguments),
     "chunks": (ops.gdn.chunk_gated_delta_rule, rule_arguments),
