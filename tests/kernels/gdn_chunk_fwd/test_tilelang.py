@@ -187,6 +187,10 @@ VALUES = {
     ),
     "wy, two roles": (SMALL, {"form": "wy", "chunk": 64, **ROLES, "scan_num_turns": 2}),
     "inverse, two roles": (SMALL, {"chunk": 64, **ROLES, "scan_num_turns": 1}),
+    "wy, two roles, segments": (
+        SMALL,
+        {"form": "wy", "chunk": 64, "segment": 4, **ROLES, "scan_num_turns": 2},
+    ),
     "inverse, two roles, two groups": (
         replace(SMALL, head_dim_v=128, num_v_heads=1),
         {"chunk": 64, **ROLES, "scan_block_v": 128, "scan_num_turns": 1},
