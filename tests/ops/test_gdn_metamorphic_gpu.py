@@ -14,8 +14,9 @@ FUNCTIONS = {
     "chunked": (ops.gdn.chunk_gated_delta_rule, torch.bfloat16, 1e-2),
     "recurrent": (ops.gdn.fused_recurrent_gated_delta_rule, torch.float32, 5e-5),
 }
-"""Function, dtype of the tokens, and by what two orders of the same sums may differ: 200 decays, each
-rounded, in fp32."""
+"""Function, dtype of the tokens, and by what two orders of the same sums may differ.
+
+In fp32 it is 200 decays that are rounded one after the other."""
 
 
 class Calls:
