@@ -13,11 +13,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import other_triton
 import pytest
 
 FOLDERS = [name for name in os.environ.get("OTHER_TRITON", "").split(os.pathsep) if name]
+
+NOT_COMPILED = {
+    ("fp4_attention", "triton_native", "b200"): ("3.6", "3.7"),
+    ("fp4_attention_bwd", "triton", "b200"): ("3.6", "3.7"),
+}
+"""Templates and versions whose compiler fails on block-scaled products over tensor memory:
+"'ttng.tmem_alloc' op uninitialized alloc must have a mutable memdesc type"."""
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,7 +33,7 @@ pytestmark = [
 ]
 
 
-def compiled(folder: str, cache: Path, *arguments: str) -> dict[str, object]:
+def compiled(folder: str, cache: Path, *arguments: str) -> dict[str, Any]:
     ended = subprocess.run(
         [sys.executable, other_triton.__file__, *arguments],
         env={**os.environ, "PYTHONPATH": folder, "TRITON_CACHE_DIR": str(cache)},
@@ -45,9 +53,12 @@ def test_defaults_and_seeds_compile(folder, op, sku, tmp_path) -> None:
     (named,) = Path(folder).glob("triton-*.dist-info")
     assert named.name == f"triton-{found['triton']}.dist-info"
     assert found["outcomes"]
-    failed = [x for x in found["outcomes"] if x["status"] not in ("ok", "out_of_resources")]
-    assert not failed
-    # A seed may ask for more than a block has, what runs untuned may not.
-    defaults = [x for x in found["outcomes"] if x["is_default"]]
-    assert defaults
-    assert {x["status"] for x in defaults} == {"ok"}
+    for x in found["outcomes"]:
+        versions = NOT_COMPILED.get((x["workload"], x["template"], x["sku"]), ())
+        if found["triton"].startswith(versions):
+            assert x["status"] == "compile_error"
+            assert "PassManager" in x["reason"]
+        else:
+            # A seed may ask for more than a block has, what runs untuned may not.
+            allowed = ("ok",) if x["is_default"] else ("ok", "out_of_resources")
+            assert x["status"] in allowed, x

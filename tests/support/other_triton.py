@@ -34,7 +34,7 @@ SKUS = ("h200", "b200", "rtx5090")
 class Outcome:
     """What became of one config."""
 
-    op: str
+    workload: str
     template: str
     sku: str
     config: str
@@ -48,10 +48,12 @@ def outcomes(op: str, skus: tuple[str, ...], *, only_defaults: bool) -> Iterator
     for workload in WORKLOADS[op]:
         problem = catalog.workload(workload).problems[0].problem
         for sku in skus:
-            yield from _outcomes(problem, sku, only_defaults=only_defaults)
+            yield from _outcomes(workload, problem, sku, only_defaults=only_defaults)
 
 
-def _outcomes(problem: Problem, sku: str, *, only_defaults: bool) -> Iterator[Outcome]:
+def _outcomes(
+    workload: str, problem: Problem, sku: str, *, only_defaults: bool
+) -> Iterator[Outcome]:
     device = catalog.gpu(sku)
     try:
         spaces = joint_space(problem, device).spaces
@@ -68,7 +70,7 @@ def _outcomes(problem: Problem, sku: str, *, only_defaults: bool) -> Iterator[Ou
                 reads_code=False,
             )
             yield Outcome(
-                *(problem.op, space.template, sku, str(config), config == space.default),
+                *(workload, space.template, sku, str(config), config == space.default),
                 *(found.status.value, found.reason),
             )
 
