@@ -1,12 +1,14 @@
 """The TileLang templates on a GPU: values, semantics, graph replay, pools past 2^31 elements.
 
-Most of the time is the compiler's, so all kernels are compiled on every core first.
+Most of the time is the compiler's. In one process all kernels are compiled on every core first;
+under pytest-xdist each test compiles its own, which keeps the cores as busy.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import os
 import random
 from dataclasses import replace
 
@@ -41,7 +43,7 @@ CASES = [
     for shape, problem in SHAPES.items()
     if name == "tilelang_gather" or problem.page_size % 16 == 0
 ]
-NUM_CONFIGS = 3
+NUM_CONFIGS = 2
 MATRIX = PagedDecodeProblem(5, 1024, 32, 8, 128, 128, "bfloat16")
 """What every way to load and every tile of the matrix units are run on."""
 
@@ -53,7 +55,7 @@ def sampled(name, problem):
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() or "PYTEST_XDIST_WORKER" in os.environ:
         return
     module = module_of("paged_decode")
     jobs = [(*case.values, config) for case in CASES for config in sampled(*case.values)]
@@ -176,9 +178,13 @@ def test_short_runs_stay_within_their_table(load, splits, h200) -> None:
         assert ref.compare(GUARDED, guarded, outputs).reason is None, case
 
 
-def test_the_trial_that_faulted_on_an_h200_runs() -> None:
+def test_what_faulted_on_an_h200_runs_with_the_stages_that_the_space_allows(h200) -> None:
+    # With five stages ptxas placed a pointer wrongly; see test_tilelang_pointers.
     problem = PagedDecodeProblem(16, 8192, 32, 8, 128, 16, "bfloat16")
-    config = guarded_config("page", 24).replace(num_stages=5)  # the space refuses it now
+    config = guarded_config("page", 24)
+    space = SPACES["tilelang_page"](problem, h200)
+    assert space.check(config) is None
+    assert space.check(config.replace(num_stages=5)) is not None
     for seed in range(4):
         inputs = ref.make_validation_inputs(problem, device="cuda", seed=seed)
         first = run("tilelang_page", problem, config, inputs)
