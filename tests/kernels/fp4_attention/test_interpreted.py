@@ -24,7 +24,11 @@ step for every row reference, so a P below 2^-14 of its row's largest rounds by 
 
 SHAPES = {
     "one key": {"query_len": 1, "kv_len": 1},
-    "one query, tail of one key": {"query_len": 1, "kv_len": 513},
+    "one query, tail of one key, 8 heads a KV head": {
+        "query_len": 1,
+        "kv_len": 513,
+        "num_qo_heads": 8,
+    },
     "whole tiles, D 128": {"query_len": 128, "kv_len": 128, "head_dim": 128},
     "both tails, 4 heads a KV head": {"query_len": 70, "kv_len": 133, "num_qo_heads": 4},
     "two batch entries, 2 KV heads": {"batch": 2, "num_kv_heads": 2, "kv_len": 65},
