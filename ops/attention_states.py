@@ -17,12 +17,12 @@ from ..errors import UsageError
 from ..kernels.attention_states.launcher import AttentionStates, MergeLauncher
 from ..tuner import dispatch
 from .checks import check_shape, check_tensor, refuse_grad, wrong
+from .launched_call import LaunchedCall, Role
 from .launchers import LauncherCache
 from .library import define_operator, is_traced
 from .on_device import device_spec, on_device
 from .overlap import check_written_once, is_in_place_of, shares_memory
 from .prepared import PreparedCalls
-from .prepared_launches import LaunchedCall, Role
 
 __all__ = ["merge_state", "merge_states", "merged"]
 

@@ -23,9 +23,9 @@ from ..tuner.dispatch import LookupResult, Policy, Snapshot, current_snapshot
 from ..tuner.dispatch_policy import current_policy
 from ..tuner.reach.paged_decode import MIXES_IF_UNKNOWN, kv_bucket, preferred
 from .debug_checks import check_page_table, checks_values
+from .launched_call import LaunchedCall
 from .launchers import LauncherCache
 from .on_device import device_spec, dtype_name, on_device
-from .prepared_launches import LaunchedCall
 
 __all__ = ["MIXES_IF_UNKNOWN", "launch", "mixes_to_try", "resolve"]
 

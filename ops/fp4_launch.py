@@ -16,9 +16,9 @@ from ..kernels.fp4_attention import (
 from ..kernels.registry import template
 from ..tuner import dispatch
 from ..tuner.dispatch import LookupResult, current_snapshot
+from .launched_call import LaunchedCall
 from .launchers import LauncherCache
 from .on_device import device_spec, dtype_name, on_device
-from .prepared_launches import LaunchedCall
 
 __all__ = ["PRODUCTS_ALLOWED", "launch", "resolve_products"]
 

@@ -13,10 +13,10 @@ from .checks import check_flags, check_tensor, refuse_grad, wrong
 from .fp4_checks import check_operand, check_qkv, checked_out, checked_sm_scale, last_contiguous
 from .fp4_launch import launch, resolve_products
 from .fp4_library import ForwardOperator, QuantizeOperator
+from .launched_call import Role
 from .library import is_traced
 from .on_device import on_device
 from .prepared import PreparedCalls
-from .prepared_launches import Role
 
 __all__ = ["nvfp4_attention_sm120_fwd", "nvfp4_attention_sm120_quantize_qkv"]
 

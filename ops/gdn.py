@@ -31,11 +31,11 @@ from .gdn_checks import (
 from .gdn_chunk import chunk_gated_delta_rule
 from .gdn_external import is_served, refusing
 from .gdn_library import DeltaRuleOperator, StepOperator
+from .launched_call import LaunchedCall, Role
 from .launchers import LauncherCache
 from .library import is_traced
 from .on_device import device_spec, dtype_name, on_device
 from .prepared import PreparedCalls
-from .prepared_launches import LaunchedCall, Role
 
 __all__ = ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "gdn_decode"]
 

@@ -30,11 +30,11 @@ from .gdn_checks import (
 )
 from .gdn_external import differentiable_chunk, is_for_library, is_served, refusing
 from .gdn_library import DeltaRuleOperator
+from .launched_call import LaunchedCall, Role
 from .launchers import LauncherCache
 from .library import is_traced
 from .on_device import device_spec, dtype_name, on_device
 from .prepared import PreparedCalls
-from .prepared_launches import LaunchedCall, Role
 
 __all__ = ["chunk_gated_delta_rule"]
 

@@ -13,10 +13,10 @@ from .decode_inputs import checked_outputs, checked_query, inputs_of
 from .decode_launch import launch, mixes_to_try
 from .decode_options import DecodeOptions, LseBase, Scale
 from .kv_cache import joined, with_dtype
+from .launched_call import Role
 from .library import TracedFunction, is_traced
 from .page_table import page_table_of
 from .prepared import PreparedCalls
-from .prepared_launches import Role
 
 __all__ = ["mla_decode"]
 

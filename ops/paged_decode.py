@@ -19,11 +19,11 @@ from .decode_inputs import checked_outputs, checked_query, inputs_of
 from .decode_launch import launch, mixes_to_try, resolve
 from .decode_options import DecodeOptions, LseBase, Scale
 from .kv_cache import KvCache, kv_views
+from .launched_call import Role
 from .library import TracedFunction, is_traced
 from .nvfp4_cache import block_scale_views, dtype_with_scales
 from .page_table import PageTable, check_table, page_table_of
 from .prepared import PreparedCalls
-from .prepared_launches import Role
 
 __all__ = ["paged_decode", "resolve_paged_decode"]
 

@@ -18,20 +18,18 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ..kernels.compiled_launch import has_launch_hooks
-from ..tuner import dispatch
-from ..tuner.dispatch_policy import policy_of_context
-from .call_form import PLAIN, Leaves, Nest, Pick, by_name, flat_values, leaves_of, picker
+from .call_form import PLAIN, Leaves, leaves_of
 from .debug_checks import is_debugging
+from .launched_call import LaunchedCall, Role
 from .launchers import keeps_launchers
-from .prepared_launches import LaunchedCall, PreparedLaunches, Role, prepare_launches
-from .prepared_results import Result, result_of
-from .tensor_guard import tensor_guard
+from .prepared_call import MISSED, Place, PreparedCall, Values, spelt
+from .prepared_launches import prepare_launches
+from .prepared_results import result_of
 
 __all__ = ["MISSED", "LaunchedCall", "OperatorCalls", "PreparedCall", "PreparedCalls", "Role"]
 
@@ -41,15 +39,9 @@ _MAX_ALIKE = 8
 """Prepared calls of equal names, options and shape of the first tensor; the oldest goes."""
 _MAX_SEEN = 4096
 
-MISSED: Final = object()
-"""What ``launch`` gives where a call must go the long way."""
-
 P = ParamSpec("P")
 R = TypeVar("R")
-_Values = tuple[Any, ...]
-_Place = tuple[int, int, bool]
-"""Current device, its current stream, whether that is being captured."""
-_HOST: _Place = (-1, 0, False)
+_HOST: Place = (-1, 0, False)
 
 
 class _HandedOver(threading.local):
@@ -63,84 +55,6 @@ class _HandedOver(threading.local):
 
 
 _handed_over = _HandedOver()
-
-
-class PreparedCall:
-    """One call, ready to be launched for tensors of the same kind."""
-
-    # fmt: off
-    __slots__ = (
-        "__weakref__", "check", "generation", "has_numbers", "launches", "named", "needs_no_grad",
-        "nests", "num_args", "num_named", "options", "pick_options", "pick_tensors", "place",
-        "policy", "result", "types",
-    )
-    # fmt: on
-
-    def __init__(self, spelt: _Spelt, place: _Place, leaves: Leaves, generation: int) -> None:
-        self.num_args, self.num_named = len(spelt.args), len(spelt.names)
-        self.named = by_name(spelt.names)
-        self.place = place
-        self.generation = generation
-        self.policy = policy_of_context()
-        self.nests: tuple[Nest, ...] = leaves.nests
-        self.pick_tensors: Pick = picker([i for i, _ in leaves.tensors])
-        self.pick_options: Pick = picker(leaves.option_places)
-        self.options = leaves.options
-        self.types = tuple(map(type, leaves.options))
-        self.has_numbers = not {bool, int, float}.isdisjoint(self.types)
-        given = [tensor for _, tensor in leaves.tensors]
-        self.check: Callable[..., bool] = tensor_guard(given)
-        self.needs_no_grad = any(tensor.requires_grad for tensor in given)
-        """Whether a tensor requires grad, which is refused where autograd would record."""
-        self.result: Result | None = None
-        self.launches: PreparedLaunches | None = None
-
-    def given(self, args: _Values, kwargs: Mapping[str, Any], place: _Place) -> _Values | None:
-        """The tensors of a call of the same kind; None: it is another kind."""
-        if len(args) != self.num_args or len(kwargs) != self.num_named or place != self.place:
-            return None
-        try:
-            values = (*args, *self.named(kwargs))
-        except KeyError:
-            return None
-        if self.nests:
-            flat = flat_values(values, self.nests)
-            if flat is None:
-                return None
-            values = flat
-        if self.options:
-            options = self.pick_options(values)
-            # Types first: 1 is True and 1.0, and to compare a number with a tensor would wait for
-            # the device.
-            if self.has_numbers and tuple(map(type, options)) != self.types:
-                return None
-            if options != self.options:
-                return None
-        tensors = self.pick_tensors(values)
-        return tensors if self.check(*tensors) else None
-
-    def serve(self, given: _Values) -> Any:
-        """Enqueues the call for such tensors and returns its result; or ``MISSED``."""
-        launches, result = self.launches, self.result
-        if (
-            launches is None
-            or result is None
-            or self.generation != dispatch.generation
-            or self.policy is not policy_of_context()
-            or (self.needs_no_grad and torch.is_grad_enabled())
-            or is_debugging()
-            or keeps_launchers()
-            or has_launch_hooks()
-        ):
-            return MISSED
-        if not result.allocations:
-            return result.of(given) if launches.enqueue(given) else MISSED
-        given = (*given, *[allocate() for allocate in result.allocations])
-        return result.of((*given, None)) if launches.enqueue(given) else MISSED
-
-    def release(self) -> None:
-        """Never serves again: the launcher has another owner or is gone."""
-        self.launches = None
 
 
 class PreparedCalls:
@@ -161,7 +75,7 @@ class PreparedCalls:
         self._calls: dict[Hashable, tuple[PreparedCall, ...]] = {}
         self._num_calls = 0
         self._seen: dict[Hashable, None] = {}
-        self._place: Callable[[], _Place] = _host_place
+        self._place: Callable[[], Place] = _host_place
         _all.add(self)
 
     def __len__(self) -> int:
@@ -197,7 +111,7 @@ class PreparedCalls:
         return OperatorCalls(PreparedCalls(self._roles, self._max_calls), run, tuple(names))
 
     def run(
-        self, function: Callable[..., R], names: tuple[str, ...], args: _Values, kwargs: Any
+        self, function: Callable[..., R], names: tuple[str, ...], args: Values, kwargs: Any
     ) -> R:
         """Calls the function and prepares what it handed over, if it is the second of its kind."""
         handed = _handed_over
@@ -208,7 +122,7 @@ class PreparedCalls:
             self._keep(names, args, kwargs, launched, result)
         return result
 
-    def launch(self, args: _Values, kwargs: Mapping[str, Any]) -> Any:
+    def launch(self, args: Values, kwargs: Mapping[str, Any]) -> Any:
         """Enqueues the call and returns its result, or ``MISSED``: it must go the long way."""
         call = self._last
         if call is None:
@@ -225,7 +139,7 @@ class PreparedCalls:
             # An argument that cannot be compared or hashed is a mistake: say which.
             return MISSED
 
-    def _search(self, args: _Values, kwargs: Mapping[str, Any], place: _Place) -> Any:
+    def _search(self, args: Values, kwargs: Mapping[str, Any], place: Place) -> Any:
         for call in self._calls.get(_key_of(args, kwargs, place), ()):
             given = call.given(args, kwargs, place)
             if given is not None:
@@ -238,15 +152,15 @@ class PreparedCalls:
     def _keep(
         self,
         names: tuple[str, ...],
-        args: _Values,
+        args: Values,
         kwargs: Mapping[str, Any],
         launched: tuple[LaunchedCall, ...],
         result: Any,
     ) -> None:
         if is_debugging() or keeps_launchers():
             return
-        spelt = _spelt(args, kwargs)
-        leaves = leaves_of((*names[: len(args)], *spelt.names), spelt.values)
+        ours = spelt(args, kwargs)
+        leaves = leaves_of((*names[: len(args)], *ours.names), ours.values)
         if leaves is None or not leaves.tensors:
             return
         first = leaves.tensors[0][1]
@@ -258,7 +172,7 @@ class PreparedCalls:
         if not self._is_second(key, leaves):
             return
         call = self._prepared(
-            PreparedCall(spelt, place, leaves, launched[0].generation), leaves, launched, result
+            PreparedCall(ours, place, leaves, launched[0].generation), leaves, launched, result
         )
         if call is None or call.given(args, kwargs, place) is None:
             return  # under a dispatch mode nothing fits: it would have to see the call
@@ -333,10 +247,10 @@ class OperatorCalls:
             return self.calls.run(self.implementation, self.names, args, kwargs)
         return result
 
-    def dispatch(self, dispatched: Callable[..., Any], args: _Values, kwargs: Any) -> Any:
+    def dispatch(self, dispatched: Callable[..., Any], args: Values, kwargs: Any) -> Any:
         """Calls the dispatcher and prepares the call as it is spelt here."""
-        spelt = (*self.names[: len(args)], *kwargs)
-        if len(args) > len(self.names) or leaves_of(spelt, (*args, *kwargs.values())) is None:
+        names = (*self.names[: len(args)], *kwargs)
+        if len(args) > len(self.names) or leaves_of(names, (*args, *kwargs.values())) is None:
             return dispatched(*args, **kwargs)
         _handed_over.is_awaited = True
         try:
@@ -356,21 +270,7 @@ def _renew_locks() -> None:
 os.register_at_fork(after_in_child=_renew_locks)
 
 
-@dataclass(frozen=True)
-class _Spelt:
-    """A call with its named arguments in an order of ours: tensors first, then options."""
-
-    args: _Values
-    names: tuple[str, ...]
-    values: _Values
-
-
-def _spelt(args: _Values, kwargs: Mapping[str, Any]) -> _Spelt:
-    names = sorted(kwargs, key=lambda name: not isinstance(kwargs[name], torch.Tensor))
-    return _Spelt(args, tuple(names), (*args, *[kwargs[name] for name in names]))
-
-
-def _key_of(args: _Values, kwargs: Mapping[str, Any], place: _Place) -> Hashable:
+def _key_of(args: Values, kwargs: Mapping[str, Any], place: Place) -> Hashable:
     first = args[0] if args else kwargs[min(kwargs)]
     if type(first) in {tuple, list} and first:
         first = first[0]
@@ -384,7 +284,7 @@ def _key_of(args: _Values, kwargs: Mapping[str, Any], place: _Place) -> Hashable
     return (len(args), options, named, place, getattr(first, "shape", None))
 
 
-def _host_place() -> _Place:
+def _host_place() -> Place:
     return _HOST
 
 
@@ -394,6 +294,6 @@ _current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 
 
-def _gpu_place() -> _Place:
+def _gpu_place() -> Place:
     device = _current_device()
     return device, _current_stream(device), _is_capturing()

@@ -1,15 +1,13 @@
 """What a prepared call enqueues: compiled kernels with their arguments, or the launcher again.
 
-Which tensor of the call a field of the launcher's inputs and outputs is, the roles say; how far
-behind its start, follows from the launch that was made. ``prepared`` owns the conditions but those
-on addresses, which are here.
+``prepared`` owns the conditions but those on addresses, which are here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -22,10 +20,11 @@ from ..kernels.compiled_launch import (
 )
 from ..tuner import capture
 from ..tuner.dispatch import LookupResult
+from .launched_call import LaunchedCall, Role, fitted, owners_of, relaunch_of, storage_of
 from .launchers import OwnedLauncher
 from .overlap import is_in_place_of, reach_bytes
 
-__all__ = ["LaunchedCall", "PreparedLaunches", "Role", "prepare_launches", "tensors_of_roles"]
+__all__ = ["PreparedLaunches", "prepare_launches"]
 
 MAX_ADDRESSES = 128
 """Sets of addresses that a prepared call remembers; beyond it they are forgotten together. Caches
@@ -36,39 +35,6 @@ _UNALIGNED = 15
 _Arguments = tuple[tuple[Any, ...], ...]
 """Of every launch of a step."""
 _address_of = torch.Tensor.data_ptr
-
-
-@dataclass(frozen=True)
-class Role:
-    """What a tensor argument is to the launch."""
-
-    paths: tuple[str, ...] = ()
-    """Fields of inputs and outputs that are it, or a view of it whose place follows from its shape
-    and strides: ``inputs.q``, ``outputs.out``, ``inputs.outs[0]``; with ``STEP:`` before it only in
-    the launch of that name. None: only the checks look at it."""
-    is_output: bool = False
-    """It is allocated where the caller gives none."""
-    apart_from: tuple[str, ...] = ()
-    """Arguments with which it may have no byte in common, unless it was in the place of one."""
-    behind: str | None = None
-    """An argument of the same storage at whose side it must lie."""
-
-
-@dataclass(frozen=True)
-class LaunchedCall:
-    """A call that was checked, resolved and launched the long way."""
-
-    inputs: Any
-    outputs: Any
-    owned: OwnedLauncher
-    counted: tuple[LookupResult, ...]
-    """The look-ups of it, which a capture counts."""
-    generation: int
-    """``dispatch.generation`` from before it was resolved."""
-    constants: frozenset[str] = frozenset()
-    """Tensor fields that, where no argument is theirs, follow from the options and shapes."""
-    step: str = ""
-    """Tells the launches of a call apart, where it makes several."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +97,7 @@ class PreparedLaunches:
             if arguments is None:
                 return False
         for a, b, _ in self.neighbours:
-            if _storage_of(given[a]) != _storage_of(given[b]):
+            if storage_of(given[a]) != storage_of(given[b]):
                 return False
         if capture.recorder is not None:
             for result in self.counted:
@@ -180,12 +146,6 @@ def _arguments_getter(
     )
 
 
-class _Argument(Protocol):
-    """Makes a field of the inputs or outputs from the call's tensors."""
-
-    def __call__(self, given: Sequence[torch.Tensor], /) -> torch.Tensor: ...
-
-
 def prepare_launches(
     roles: Mapping[str, Role],
     tensors: Mapping[str, torch.Tensor],
@@ -205,16 +165,16 @@ def prepare_launches(
     """
     given, places = list(tensors.values()), {name: i for i, name in enumerate(tensors)}
     held: dict[int, torch.Tensor] = {}
-    fitted = []
+    fits = []
     for call in launched:
-        fields_of_call = _fitted(call, _owners(roles, places, call.step), given, held)
+        fields_of_call = fitted(call, owners_of(roles, places, call.step), given, held)
         if fields_of_call is None:
             return None
-        fitted.append(fields_of_call)
+        fits.append(fields_of_call)
     # One numbering of the addresses behind offsets for all steps.
     recorded = [
         record(call.owned.launcher, fit.inputs, fit.outputs, fit.addresses, held) or ()
-        for call, fit in zip(launched, fitted, strict=True)
+        for call, fit in zip(launched, fits, strict=True)
     ]
     flat, extra = without_offsets([launch for part in recorded for launch in part], len(given))
     total, launches = len(given) + len(extra), iter(flat)
@@ -222,9 +182,9 @@ def prepare_launches(
         _Step(
             call.owned,
             tuple([bound_launch(next(launches), total, stream) for _ in part]),
-            _relaunch(call, fit.made),
+            relaunch_of(call, fit.made),
         )
-        for call, fit, part in zip(launched, fitted, recorded, strict=True)
+        for call, fit, part in zip(launched, fits, recorded, strict=True)
     )
     apart, in_place = _apart(roles, places, given)
     return PreparedLaunches(
@@ -240,141 +200,6 @@ def prepare_launches(
         arguments_of=_arguments_getter(steps),
         held=tuple(held.values()),
     )
-
-
-def tensors_of_roles(
-    roles: Mapping[str, Role], launched: Sequence[LaunchedCall]
-) -> dict[str, torch.Tensor]:
-    """The tensor of each role, of those that have one in the launches."""
-    found: dict[str, torch.Tensor] = {}
-    for call in launched:
-        tensors = dict(_tensors_of(call))
-        for name, role in roles.items():
-            for path in role.paths:
-                tensor = tensors.get(_path_in(path, call.step) or "")
-                if tensor is not None:
-                    found.setdefault(name, tensor)
-    return found
-
-
-def _owners(roles: Mapping[str, Role], places: Mapping[str, int], step: str) -> dict[str, int]:
-    """Which tensor of the call a field of this step is."""
-    return {
-        own: places[name]
-        for name, role in roles.items()
-        if name in places
-        for path in role.paths
-        if (own := _path_in(path, step)) is not None
-    }
-
-
-def _path_in(path: str, step: str) -> str | None:
-    """The path where it is one of this step."""
-    of_step, is_of_one, own = path.rpartition(":")
-    return None if is_of_one and of_step != step else own
-
-
-@dataclass(frozen=True)
-class _Fitted:
-    """A launched call with a tensor object of its own for every field that is the call's."""
-
-    inputs: Any
-    outputs: Any
-    addresses: dict[int, Address]
-    """By the identity of these tensors."""
-    made: dict[str, _Argument]
-
-
-def _fitted(
-    launched: LaunchedCall,
-    owners: Mapping[str, int],
-    given: Sequence[torch.Tensor],
-    held: dict[int, torch.Tensor],
-) -> _Fitted | None:
-    made: dict[str, _Argument] = {}
-    aliases: dict[str, torch.Tensor] = {}
-    addresses: dict[int, Address] = {}
-    for path, tensor in _tensors_of(launched):
-        if path not in owners:
-            if path not in launched.constants:
-                return None  # given in a form that has no role
-            held[id(tensor)] = tensor
-            continue
-        place = owners[path]
-        if _storage_of(tensor) != _storage_of(given[place]):
-            return None
-        offset = tensor.data_ptr() - given[place].data_ptr()
-        # A tensor object of its own for every field, so that each can be told from the others.
-        aliases[path] = tensor.detach()
-        addresses[id(aliases[path])] = Address(place, offset)
-        made[path] = _argument(place, tensor, given[place], offset)
-    inputs = _with_tensors(launched.inputs, "inputs", aliases)
-    return _Fitted(inputs, _with_tensors(launched.outputs, "outputs", aliases), addresses, made)
-
-
-def _tensors_of(launched: LaunchedCall) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from _fields_of(launched.inputs, "inputs")
-    yield from _fields_of(launched.outputs, "outputs")
-
-
-def _fields_of(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(value, torch.Tensor):
-        yield path, value
-    elif isinstance(value, tuple):
-        for i, inner in enumerate(value):
-            yield from _fields_of(inner, f"{path}[{i}]")
-    elif is_dataclass(value):
-        for known in fields(value):
-            yield from _fields_of(getattr(value, known.name), f"{path}.{known.name}")
-
-
-def _with_tensors(value: Any, path: str, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Inputs or outputs with the tensors at these paths in the place of their own."""
-    if path in tensors:
-        return tensors[path]
-    if type(value) is tuple:
-        return tuple(_with_tensors(v, f"{path}[{i}]", tensors) for i, v in enumerate(value))
-    if not is_dataclass(value) or not any(name.startswith(f"{path}.") for name in tensors):
-        return value
-    changes = {
-        known.name: _with_tensors(getattr(value, known.name), f"{path}.{known.name}", tensors)
-        for known in fields(value)
-    }
-    return replace(value, **changes)  # type: ignore[type-var]
-
-
-def _relaunch(
-    launched: LaunchedCall, made: Mapping[str, _Argument]
-) -> Callable[[Sequence[torch.Tensor]], None]:
-    # Without the tensors of the call at hand, which would be kept alive.
-    inputs = _with_tensors(launched.inputs, "inputs", dict.fromkeys(made, _NO_TENSOR))
-    outputs = _with_tensors(launched.outputs, "outputs", dict.fromkeys(made, _NO_TENSOR))
-    launch = launched.owned.launcher.launch
-
-    def relaunch(given: Sequence[torch.Tensor]) -> None:
-        tensors = {path: make(given) for path, make in made.items()}
-        launch(_with_tensors(inputs, "inputs", tensors), _with_tensors(outputs, "outputs", tensors))
-
-    return relaunch
-
-
-_NO_TENSOR = torch.empty(0)
-
-
-def _argument(
-    place: int, tensor: torch.Tensor, source: torch.Tensor, offset_bytes: int
-) -> _Argument:
-    shape, stride, dtype = tensor.shape, tensor.stride(), tensor.dtype
-    is_same = (shape, stride, dtype) == (source.shape, source.stride(), source.dtype)
-    if is_same and offset_bytes == 0:
-        return lambda given: given[place]
-    offset = offset_bytes // tensor.element_size()
-
-    def view(given: Sequence[torch.Tensor]) -> torch.Tensor:
-        whole = given[place] if given[place].dtype == dtype else given[place].view(dtype)
-        return whole.as_strided(shape, stride, whole.storage_offset() + offset)
-
-    return view
 
 
 def _apart(
@@ -400,7 +225,3 @@ def _neighbours(
         if role.behind is not None and role.behind in places and name in places:
             a, b = places[role.behind], places[name]
             yield a, b, given[b].data_ptr() - given[a].data_ptr()
-
-
-def _storage_of(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

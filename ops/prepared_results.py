@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .call_form import picker
-from .prepared_launches import LaunchedCall, Role, tensors_of_roles
+from .launched_call import LaunchedCall, Role, tensors_of_roles
 
 __all__ = ["Result", "result_of"]
 

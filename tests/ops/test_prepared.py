@@ -59,6 +59,21 @@ def test_no_block_scales_and_three_are_not_the_same(launches: Launches) -> None:
     assert agrees([none] * 3 + [three], launches) >= 1
 
 
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        ("merge_state", "in the place of a"),
+        ("merge_state", "all in one place"),
+        ("shared_prefix_decode", "one list of pages"),
+        ("paged_decode", "k is v"),
+    ],
+)
+def test_a_tensor_that_is_given_twice_is_prepared(make: str, name: str, launches: Launches) -> None:
+    calls = {call.name: call for call in CALLS[make]()}
+    other = calls["nothing"]
+    assert agrees([calls[name]] * 3 + [other] * 3 + [calls[name], other] * 2, launches) >= 6
+
+
 @pytest.fixture
 def first() -> Call:
     """The first of the calls of ``gdn_decode``, which is one launch."""

@@ -336,6 +336,7 @@ def prefix_calls() -> list[Call]:
     indptr, indices, last = inputs.kv_indptr, inputs.kv_indices, inputs.kv_last_page_len
     suffix = ops.PageTable.csr(indptr, indices, last)
     prefix = ops.PageTable.csr(indptr[:3], indices[: int(indptr[2])], last[:2])
+    one_list = ops.PageTable.csr(indptr[:3], indices, last[:2])
     by_row = ops.PageTable.dense(dense.kv_indices, dense.seq_lens)
     out, lse, heads = torch.empty_like(q), torch.empty(q.shape[:2]), torch.ones(4)
     first = {"q": q, "kv_cache": (k, v), "prefix": prefix, "suffix": suffix, "out": out}
@@ -345,6 +346,8 @@ def prefix_calls() -> list[Call]:
         "other tensors": {"q": q.clone(), "suffix": moved, "out": out.clone()},
         "one pool": {"kv_cache": pool_of(inputs)},
         "dense": {"suffix": by_row},
+        "one list of pages": {"prefix": one_list},
+        "two equal lists of pages": {"prefix": one_list, "suffix": moved},
         "a prefix each": {"prefix": suffix},
         "three prefixes": {"prefix": ops.PageTable.csr(indptr[:4], indices, last[:3])},
         "no table": {"prefix": None},
