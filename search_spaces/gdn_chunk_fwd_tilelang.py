@@ -40,6 +40,8 @@ _LIGHT_SCAN: dict[str, ParameterValue] = {
 _WARP, _WARP_ROWS, _WARP_GROUP = 32, 16, 128
 _OUTPUT_ROWS = 64
 """Tokens of a chunk that a warp group's products have as rows."""
+_HOPPER_HEAD_DIM_K = 128
+"""The state of longer keys leaves no registers for chunks of 64."""
 _MAX_REGISTERS = 255
 _ALIGNMENT = 1024
 """Bytes that a tile in shared memory starts at a multiple of."""
@@ -165,9 +167,16 @@ def _aligned(num_bytes: int) -> int:
 
 
 def _default(problem: GdnChunkProblem, device: DeviceSpec, triton: SearchSpace) -> Config:
-    """Fits the 99 KiB of shared memory that a block of the smallest device may ask for."""
-    prepared = triton.default.replace(**_ALGORITHM, chunk=32, form="inverse")
+    """Where it fits, what a warp of copies keeps supplied; else what fits any device.
+
+    That is 99 KiB of shared memory that a block of the smallest device may ask for.
+    """
     block_v = 64 if problem.head_dim_v % 64 == 0 else 32
+    is_hopper = device.compute_capability == (9, 0)
+    prepared = next(seed for seed in triton.seeds if seed["form"] == "inverse")
+    if is_hopper and block_v == 64 and problem.head_dim_k <= _HOPPER_HEAD_DIM_K:
+        return _with_scan(prepared, device, block_v=block_v, stages=3, producer="own_warp")
+    prepared = prepared.replace(chunk=32)
     return _with_scan(prepared, device, block_v=block_v, stages=2, producer="shared")
 
 
@@ -220,6 +229,6 @@ def _seeds(problem: GdnChunkProblem, device: DeviceSpec, triton: SearchSpace) ->
             # Small tiles: two blocks of the scan on a multiprocessor.
             small = seed.replace(chunk=32, form="inverse")
             found.append(_with_scan(small, device, block_v=64, stages=2, producer="shared"))
-    narrow = triton.default.replace(**_ALGORITHM, chunk=32, form="inverse")
+    narrow = triton.seeds[0].replace(chunk=32)
     found.append(_with_scan(narrow, device, block_v=32, stages=3, producer="own_warp"))
     return tuple(dict.fromkeys(found))

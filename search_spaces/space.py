@@ -328,10 +328,9 @@ class JointSpace:
         return self.spaces[0].default
 
     def valid_seeds(self) -> tuple[Config, ...]:
-        """Defaults of all templates first, then their seeds."""
-        defaults = [space.default for space in self.spaces]
-        rest = [seed for space in self.spaces for seed in space.valid_seeds()]
-        return tuple(dict.fromkeys(defaults + rest))
+        """Defaults of all templates first, then their seeds, a template's after another's."""
+        turns = itertools.zip_longest(*(space.valid_seeds() for space in self.spaces))
+        return tuple(dict.fromkeys(seed for turn in turns for seed in turn if seed is not None))
 
     def neighbours(self, config: Config) -> tuple[Config, ...]:
         """Neighbours inside the template of ``config``."""

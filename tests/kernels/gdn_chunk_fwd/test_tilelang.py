@@ -37,8 +37,9 @@ LOG2_E = math.log2(math.e)
 
 
 def config_of(problem, sku="h200", **values) -> Config:
-    """The default of the space with these values."""
+    """What fits every device, with these values."""
     default = SPACES["tilelang"](problem, gpu(sku)).default
+    small = {"chunk": 32, "scan_producer": "shared", "scan_num_stages": 2}
     if values.get("segment"):
         values |= {
             **{"transition_block_v": 32, "transition_num_warps": 4, "transition_num_stages": 1},
@@ -46,7 +47,7 @@ def config_of(problem, sku="h200", **values) -> Config:
             **{"stitch_block_v": 32, "stitch_num_warps": 8, "stitch_num_stages": 1},
             **{"stitch_precision": "tf32x3"},
         }
-    return default.replace(**values)
+    return default.replace(**{**small, **values})
 
 
 @dataclass(frozen=True)
@@ -243,6 +244,8 @@ def launched(problem, config, inputs, outputs, folder):
         **{"num_tokens": tokens, "num_sequences": inputs.num_sequences, "tokens_each": tokens},
         **{"scratch_tokens": scratch["total_decay"].shape[1], "segment_chunks": typed.segment},
         "num_segments": typed.max_segments(tokens, inputs.num_sequences),
+        "num_heads": problem.num_heads,
+        "num_v_heads": problem.num_v_heads,
     }
     return on_host, values
 
@@ -290,6 +293,7 @@ def test_what_is_missing_is_found(case, tmp_path) -> None:
     assert found is not None
 
 
+ONE_TILE = {"intra_tile": "chunk", "inverse": "substitution", "inverse_gate": "free"}
 ARCHITECTURES = {90: "h200", 100: "b200", 120: "rtx5090"}
 OWN_WARP = {"scan_producer": "own_warp", "scan_num_stages": 3}
 OWN_GROUP = {"scan_producer": "own_group", "scan_num_stages": 2, "scan_block_v": 128}
@@ -355,7 +359,7 @@ def test_default_and_seeds_are_valid(k, v, sku) -> None:
         ({"scan_block_v": 128, "chunk": 64, "scan_producer": "own_warp"}, "registers a thread"),
         ({"scan_producer": "own_group"}, "not the two computing groups"),
         ({"segment": 128, "chunk": 64}, "segments of 8192 tokens"),
-        ({"intra_num_warps": 1, "chunk": 64, "intra_maxnreg": 128}, "tiles of intra"),
+        ({**ONE_TILE, "intra_num_warps": 1, "chunk": 64, "intra_maxnreg": 128}, "tiles of intra"),
     ],
 )
 def test_refusals_of_the_space_name_the_reason(changes, reason, h200) -> None:
