@@ -153,6 +153,7 @@ def chosen_sample(
 ) -> list[Group]:
     """The sample that ``--sample`` names, or a new one."""
     path: Path | None = arguments.sample
+    groups: list[Group]
     if path is not None and path.exists():
         groups = load_sample(path, device)
         if {group.op for group in groups} != set(arguments.op):

@@ -95,7 +95,8 @@ def _verdict(problem: Problem, config: Config, device: str) -> Verdict:
 
 @lru_cache(maxsize=8)
 def _cases(problem: Problem, device: str) -> tuple[Case, ...]:
-    return cases(problem, device)
+    found: tuple[Case, ...] = cases(problem, device)
+    return found
 
 
 def _is_device_lost() -> bool:

@@ -65,7 +65,9 @@ class _Pending:
 
     @property
     def compile_s(self) -> float:
-        return sum(kernel.outcome[2] for kernel in self.kernels if kernel.outcome is not None)
+        """Of all its kernels that were compiled."""
+        seconds: list[float] = [k.outcome[2] for k in self.kernels if k.outcome is not None]
+        return sum(seconds)
 
 
 class Run:

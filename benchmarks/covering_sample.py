@@ -35,7 +35,8 @@ class Item:
     @cached_property
     def problem(self) -> Problem:
         """The problem it is compiled for and checked on."""
-        return problem_of(self.op, self.family)
+        found: Problem = problem_of(self.op, self.family)
+        return found
 
     @property
     def key(self) -> str:
