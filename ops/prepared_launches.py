@@ -31,6 +31,7 @@ MAX_ADDRESSES = 128
 differ by layer and allocators give the same blocks again, so one call meets few sets."""
 _UNALIGNED = 15
 """Bits of an address that kernels are specialised on: whether it is a multiple of 16."""
+_unaligned_bits = _UNALIGNED.__and__
 
 _Arguments = tuple[tuple[Any, ...], ...]
 """Of every launch of a step."""
@@ -69,6 +70,8 @@ class PreparedLaunches:
     """Enqueues where there is one compiled launch."""
     remainders: list[int]
     """Of every address, by the alignment."""
+    are_aligned: bool
+    """Whether all of these are 0."""
     extra: tuple[Address, ...]
     """Addresses that follow those of the tensors."""
     apart: tuple[tuple[int, int, int, int], ...]
@@ -112,7 +115,10 @@ class PreparedLaunches:
 
     def _arguments(self, addresses: tuple[int, ...]) -> tuple[_Arguments, ...] | None:
         """What the launches take for new addresses; None where these break a condition."""
-        if [address & _UNALIGNED for address in addresses] != self.remainders:
+        if self.are_aligned:
+            if any(map(_unaligned_bits, addresses)):
+                return None
+        elif [address & _UNALIGNED for address in addresses] != self.remainders:
             return None
         for a, b, reach_a, reach_b in self.apart:
             if -reach_b < addresses[b] - addresses[a] < reach_a:
@@ -139,8 +145,9 @@ def _arguments_getter(
 ) -> Callable[[tuple[int, ...]], tuple[_Arguments, ...]]:
     """What every step's launches take for addresses."""
     if [len(step.compiled) for step in steps] == [1]:
-        only = steps[0].compiled[0].arguments
-        return lambda addresses: ((only(addresses),),)
+        only = steps[0].compiled[0]
+        pick, constants = only.pick, only.constants
+        return lambda addresses: ((pick(addresses + constants),),)
     return lambda addresses: tuple(
         [tuple([launch.arguments(addresses) for launch in step.compiled]) for step in steps]
     )
@@ -193,6 +200,7 @@ def prepare_launches(
         counted=tuple(result for call in launched for result in call.counted),
         first=steps[0].compiled[0].enqueue if [len(s.compiled) for s in steps] == [1] else None,
         remainders=[tensor.data_ptr() & _UNALIGNED for tensor in given],
+        are_aligned=not any(tensor.data_ptr() & _UNALIGNED for tensor in given),
         extra=extra,
         apart=apart,
         in_place=in_place,
