@@ -148,13 +148,14 @@ def _fits_registers(problem: GdnChunkProblem, device: DeviceSpec, config: Config
 
 
 def _ring_fits(problem: GdnChunkProblem, device: DeviceSpec, config: Config) -> str | None:
-    """Tiles of q, k, the left operand, v or u, scores for every stage; the output; the decay."""
+    """Tiles of q, k, the left operand, v or u, scores, decay for every stage; the output; gates."""
     size, chunk, block_v = DTYPE_BYTES[problem.dtype], int(config["chunk"]), config["scan_block_v"]
     stages, dim_k = int(config["scan_num_stages"]), problem.head_dim_k
     inner = dim_k if config["form"] == "wy" else chunk
     columns = (dim_k, dim_k, inner, int(block_v), chunk)
     rings = sum(_aligned(stages * chunk * n * size) for n in columns)
     decay = 2 * _aligned(2 * chunk * 4) + _aligned(4 * _threads(config))
+    decay += _aligned(stages * chunk * 4)
     if config["scan_roles"] == "split":
         turns = int(config["scan_num_turns"])
         rings += sum(_aligned(turns * int(block_v) * n * size) for n in (dim_k, chunk))

@@ -107,11 +107,16 @@ def scan_program(
 
     @T.macro
     def load_chunk(
-        Q, K, V, Left, Scores, q_ring, k_ring, v_ring, left_ring, score_ring, ready, slot, token,
-        row, head, group, vb,
+        Q, K, V, Left, Scores, Decay, q_ring, k_ring, v_ring, left_ring, score_ring, decay_ring,
+        ready, slot, token, row, head, group, vb,
     ):  # fmt: skip
         """Tiles of one chunk; rows behind the tensors' ends arrive as zeros."""
         qk_head = T.truncdiv(head, group)
+        T.tma_copy(
+            Decay[head, row : row + chunk],
+            decay_ring[slot, 0:chunk],
+            barrier=ready[slot],
+        )
         T.tma_copy(
             K[token : token + chunk, qk_head, 0:head_dim_k],
             k_ring[slot, 0:chunk, 0:head_dim_k],
@@ -148,19 +153,18 @@ def scan_program(
         T.barrier_arrive(ready[slot])
 
     @T.macro
-    def fetch_decay(Decay, decay, head, row, num_left, thread):
-        """decay[0]: cumulative decay of the thread's token, decay[1]: of the chunk's last one."""
-        if thread < T.min(num_left, chunk):
-            decay[0] = Decay[head, row + thread]
-        decay[1] = Decay[head, row + T.min(num_left, chunk) - 1]
-
-    @T.macro
-    def spread_decay(decay, growth, left, slot, num_left, thread):
+    def spread_decay(decay_ring, growth, left, slot, gates, num_left, thread):
         """2^G of each token, and 2^(G_last - G), which is 0 behind the end."""
         if thread < chunk:
-            growth[slot, thread] = T.exp2(decay[0])
-            left[slot, thread] = T.if_then_else(
-                thread < num_left, T.exp2(T.min(decay[1] - decay[0], 0.0)), T.cast(0, accum)
+            growth[gates, thread] = T.exp2(decay_ring[slot, thread])
+            left[gates, thread] = T.if_then_else(
+                thread < num_left,
+                T.exp2(
+                    T.min(
+                        decay_ring[slot, T.min(num_left, chunk) - 1] - decay_ring[slot, thread], 0.0
+                    )
+                ),
+                T.cast(0, accum),
             )
 
     @T.macro
@@ -336,6 +340,9 @@ def scan_program(
             v_ring = T.alloc_shared((num_stages, chunk, block_v), dtype)
             left_ring = T.alloc_shared((num_stages, chunk, inner), dtype)
             score_ring = T.alloc_shared((num_stages, chunk, chunk), dtype)
+            # Decay comes with the tiles: a load of its own would be under way at the fences before
+            # products, which wait for all that a thread has begun to load.
+            decay_ring = T.alloc_shared((num_stages, chunk), accum)
             out_tile = T.alloc_shared((chunk, block_v), dtype)
             growth = T.alloc_shared((2, chunk), accum)
             left = T.alloc_shared((2, chunk), accum)
@@ -363,7 +370,6 @@ def scan_program(
             values = T.alloc_fragment((block_v, chunk), accum)
             errors = T.alloc_fragment((block_v, chunk), dtype)
             decayed = T.alloc_fragment((block_v, chunk), dtype)
-            decay = T.alloc_local((2,), accum)
 
             vb = T.alloc_var("int32", init=T.truncmod(block, v_blocks))
             head = T.alloc_var("int32", init=T.truncmod(T.truncdiv(block, v_blocks), num_v_heads))
@@ -443,19 +449,17 @@ def scan_program(
                     for s in T.unroll(num_stages - 1):
                         if s < num_chunks:
                             load_chunk(
-                                Q, K, V, Left, Scores, q_ring, k_ring, v_ring, left_ring,
-                                score_ring, ready, s, first + begin + s * chunk,
+                                Q, K, V, Left, Scores, Decay, q_ring, k_ring, v_ring, left_ring,
+                                score_ring, decay_ring, ready, s, first + begin + s * chunk,
                                 first + begin + s * chunk, head, group, vb,
                             )  # fmt: skip
-                if num_chunks > 0:
-                    fetch_decay(Decay, decay, head, first + begin, end - begin, thread)
                 for t in T.serial(num_chunks):
                     slot = T.truncmod(t, num_stages)
                     num_left = end - begin - t * chunk
                     at = first + begin + t * chunk
                     T.barrier_wait(ready[slot], T.truncmod(T.truncdiv(t, num_stages), 2))
-                    spread_decay(decay, growth, left, T.truncmod(t, 2), num_left, thread)
-                    last = T.exp2(decay[1])
+                    spread_decay(decay_ring, growth, left, slot, T.truncmod(t, 2), num_left, thread)
+                    last = T.exp2(decay_ring[slot, T.min(num_left, chunk) - 1])
                     if num_left < chunk:
                         clear_rows(k_ring, slot, num_left)
                         if uses_wgmma:
@@ -464,13 +468,12 @@ def scan_program(
                     if producers == 0:
                         if t + num_stages - 1 < num_chunks:
                             load_chunk(
-                                Q, K, V, Left, Scores, q_ring, k_ring, v_ring, left_ring,
-                                score_ring, ready, T.truncmod(t + num_stages - 1, num_stages),
+                                Q, K, V, Left, Scores, Decay, q_ring, k_ring, v_ring, left_ring,
+                                score_ring, decay_ring, ready,
+                                T.truncmod(t + num_stages - 1, num_stages),
                                 at + (num_stages - 1) * chunk, at + (num_stages - 1) * chunk, head,
                                 group, vb,
                             )  # fmt: skip
-                    if t + 1 < num_chunks:
-                        fetch_decay(Decay, decay, head, at + chunk, num_left - chunk, thread)
                     if has_roles:
                         advance_state(
                             state, rounded, known, values, errors, decayed, k_ring, v_ring,
@@ -497,24 +500,17 @@ def scan_program(
             elif thread < consumers + writers:
                 if has_roles:
                     T.set_max_nreg(output_registers, int(output_registers > start_registers))
-                    if num_chunks > 0:
-                        fetch_decay(
-                            Decay, decay, head, first + begin, end - begin, thread - consumers
-                        )
                     for t in T.serial(num_chunks):
                         slot = T.truncmod(t, num_stages)
                         num_left = end - begin - t * chunk
                         at = first + begin + t * chunk
                         T.barrier_wait(ready[slot], T.truncmod(T.truncdiv(t, num_stages), 2))
                         if thread - consumers < chunk:
-                            output_growth[T.truncmod(t, 2), thread - consumers] = T.exp2(decay[0])
+                            output_growth[T.truncmod(t, 2), thread - consumers] = T.exp2(
+                                decay_ring[slot, thread - consumers]
+                            )
                         # Also the end of the reads of the last chunk's tile.
                         T.sync_threads(2, writers)
-                        if t + 1 < num_chunks:
-                            fetch_decay(
-                                Decay, decay, head, at + chunk, num_left - chunk,
-                                thread - consumers,
-                            )  # fmt: skip
                         write_chunk(
                             result, q_ring, score_ring, state_tile, error_tile, out_tile,
                             output_growth, state_filled, error_filled, drained, free, Out, slot,
@@ -529,9 +525,9 @@ def scan_program(
                     slot = T.truncmod(t, num_stages)
                     T.barrier_wait(free[slot], T.truncmod(T.truncdiv(t, num_stages) + 1, 2))
                     load_chunk(
-                        Q, K, V, Left, Scores, q_ring, k_ring, v_ring, left_ring, score_ring,
-                        ready, slot, first + begin + t * chunk, first + begin + t * chunk, head,
-                        group, vb,
+                        Q, K, V, Left, Scores, Decay, q_ring, k_ring, v_ring, left_ring,
+                        score_ring, decay_ring, ready, slot, first + begin + t * chunk,
+                        first + begin + t * chunk, head, group, vb,
                     )  # fmt: skip
 
     return gdn_chunk_tilelang_scan
