@@ -12,9 +12,11 @@ from typing import Any, Protocol
 
 import torch
 
+from ..kernels.base import Launcher
 from ..kernels.compiled_launch import Address
 from ..tuner.dispatch import LookupResult
 from .launchers import OwnedLauncher
+from .own_memory import kept_copy
 
 __all__ = [
     "Fitted",
@@ -122,8 +124,10 @@ def fitted(
         launched: The call.
         owners: Which of the given tensors a path of it is.
         given: The call's tensors.
-        held: Takes the constants, by identity.
+        held: Takes copies of the constants, by identity: the call's own may lie in memory that its
+            caller wants back.
     """
+    copies: dict[int, torch.Tensor] = {}
     made: dict[str, _Argument] = {}
     aliases: dict[str, torch.Tensor] = {}
     addresses: dict[int, Address] = {}
@@ -131,7 +135,12 @@ def fitted(
         if path not in owners:
             if path not in launched.constants:
                 return None  # given in a form that has no role
-            held[id(tensor)] = tensor
+            if id(tensor) not in copies:
+                copies[id(tensor)] = kept_copy(tensor)
+            aliases[path] = copies[id(tensor)]
+            if aliases[path].stride() != tensor.stride():
+                return None
+            held[id(aliases[path])] = aliases[path]
             continue
         place = owners[path]
         if storage_of(tensor) != storage_of(given[place]):
@@ -176,14 +185,13 @@ def _with_tensors(value: Any, path: str, tensors: Mapping[str, torch.Tensor]) ->
     return replace(value, **changes)  # type: ignore[type-var]
 
 
-def relaunch_of(
-    launched: LaunchedCall, made: Mapping[str, _Argument]
-) -> Callable[[Sequence[torch.Tensor]], None]:
+def relaunch_of(launcher: Launcher, fit: Fitted) -> Callable[[Sequence[torch.Tensor]], None]:
     """Launches by the launcher itself, on inputs and outputs made of a call's tensors."""
     # Without the tensors of the call at hand, which would be kept alive.
-    inputs = _with_tensors(launched.inputs, "inputs", dict.fromkeys(made, _NO_TENSOR))
-    outputs = _with_tensors(launched.outputs, "outputs", dict.fromkeys(made, _NO_TENSOR))
-    launch = launched.owned.launcher.launch
+    made = fit.made
+    inputs = _with_tensors(fit.inputs, "inputs", dict.fromkeys(made, _NO_TENSOR))
+    outputs = _with_tensors(fit.outputs, "outputs", dict.fromkeys(made, _NO_TENSOR))
+    launch = launcher.launch
 
     def relaunch(given: Sequence[torch.Tensor]) -> None:
         tensors = {path: make(given) for path, make in made.items()}

@@ -1,7 +1,8 @@
 """Keeps built launchers, one for a shape, a config and a stream, so that scratch is never shared.
 
 A launcher owns scratch memory, which two streams must not use at once; a captured CUDA graph keeps
-using the scratch of the launcher it was captured with for as long as it lives.
+using the scratch of the launcher it was captured with for as long as it lives. That memory is in no
+pool of a graph or of the caller.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 
 from ..errors import UsageError
 from ..kernels.base import Launcher
+from .own_memory import own_memory
 
 __all__ = ["LauncherCache", "OwnedLauncher", "keeping_launchers", "keeps_launchers"]
 
@@ -108,7 +110,8 @@ class LauncherCache:
             found = self._eager.get((key, stream)) or self._kept.get((key, stream))
             if found is not None:
                 return self._used(key, stream, found)
-        owned = OwnedLauncher(build())
+        with own_memory(device):
+            owned = OwnedLauncher(build())
         with self._lock:
             # Another thread on this stream may have built it meanwhile.
             owned = self._used(key, stream, self._eager.setdefault((key, stream), owned))

@@ -189,7 +189,7 @@ def prepare_launches(
         _Step(
             call.owned,
             tuple([bound_launch(next(launches), total, stream) for _ in part]),
-            relaunch_of(call, fit.made),
+            relaunch_of(call.owned.launcher, fit),
         )
         for call, fit, part in zip(launched, fits, recorded, strict=True)
     )
