@@ -30,10 +30,11 @@ def quantize(
     convention: str = "",
     scale_layout: str = "plain",
 ) -> BlockTensor:
-    """The block-scaled form of values, blocks along the last axis.
+    """The block-scaled form of values, blocks along the last axis; codes and scales contiguous.
 
     Args:
-        values: ``[..., rows, elements]``, any floating dtype, elements a multiple of the block.
+        values: ``[..., rows, elements]``, any floating dtype and strides, elements a multiple of
+            the block.
         block_format: NVFP4 or MXFP4.
         tensor_scale: fp32 of one element, NVFP4 only; None: 1.
         convention: How scales are chosen, one of the format's; empty: its default.
@@ -46,7 +47,8 @@ def quantize(
     convention = convention or block_format.default_convention
     block_format.check_convention(convention)
     check_blocks(values.shape[-1], block_format)
-    blocks = _in_blocks(values.float(), block_format)
+    # Element-wise operations keep strides, and kernels read codes in the order of the shape.
+    blocks = _in_blocks(values.float().contiguous(), block_format)
     if block_format is NVFP4:
         tensor_scale = unit_tensor_scale(values.device) if tensor_scale is None else tensor_scale
         scales, factors = _nvfp4_scales(blocks, tensor_scale, convention)

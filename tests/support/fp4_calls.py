@@ -60,7 +60,10 @@ def run(
     """The outputs of one launch."""
     config = config or config_of(problem)
     outputs = ref.make_outputs(problem, inputs)
-    template(problem.op, config.template).build(problem, config, inputs).launch(inputs, outputs)
+    chosen = template(problem.op, config.template)
+    # Launchers take it for granted; dispatch asks, as here.
+    assert chosen.supports_tensors(problem, inputs, outputs) is None
+    chosen.build(problem, config, inputs).launch(inputs, outputs)
     return outputs
 
 

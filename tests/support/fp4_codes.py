@@ -6,22 +6,29 @@ those keys over the denominator: exact in every format of V, and in every sum.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from fp4_calls import run
-from tilescout.kernels.base import Config
-from tilescout.kernels.fp4_attention import Fp4AttentionFwdInputs, Fp4AttentionFwdProblem
+from tilescout.kernels.fp4_attention import (
+    Fp4AttentionFwdInputs,
+    Fp4AttentionFwdOutputs,
+    Fp4AttentionFwdProblem,
+)
 from tilescout.kernels.fp4_attention import reference as ref
 from tilescout.kernels.fp4_attention.operands import quantize_operands
 from tilescout.kernels.quantization.codec import encode
 
-__all__ = ["CodeDifference", "differing_codes"]
+__all__ = ["CodeDifference", "check_codes", "differing_codes"]
 
+Launch = Callable[[Fp4AttentionFwdProblem, Fp4AttentionFwdInputs], Fp4AttentionFwdOutputs]
 _PROBE = 6.0
 _NORMAL = 2.0**-6
 """Least normal number of e4m3: below it codes depend on the tile."""
 NVFP4_BLOCK = 16
+LEAST_COUNTED = 0.9
+"""Of all codes: those of e4m3's subnormals are few in any mode with normal inputs."""
+LARGEST_ERROR = 1e-5
 
 
 @dataclass(frozen=True)
@@ -45,11 +52,25 @@ class CodeDifference:
         return f"{text}; {self.scales} of {self.num_scales} scales" if self.num_scales else text
 
 
+def check_codes(
+    label: str, problem: Fp4AttentionFwdProblem, inputs: Fp4AttentionFwdInputs, launch: Launch
+) -> None:
+    """Prints the share of codes that differ, in one line, and holds it to its bound."""
+    found = differing_codes(problem, inputs, launch)
+    print(f"{label}: {found}; P elsewhere to {found.largest_error:.1e}")  # noqa: T201
+    codes = problem.batch * problem.num_qo_heads * problem.query_len * problem.kv_len
+    assert found.num_codes > LEAST_COUNTED * codes, f"{found.num_codes} of {codes} are counted"
+    # A tie that falls to the other side is no mistake, however few the codes are.
+    allowed = max(1, int(ref.DIFFERING_CODES * found.num_codes))
+    assert found.codes <= allowed, f"{found}: {allowed} may"
+    assert found.largest_error <= LARGEST_ERROR, f"P is {found.largest_error:.1e} off"
+
+
 def differing_codes(
-    problem: Fp4AttentionFwdProblem, inputs: Fp4AttentionFwdInputs, config: Config | None = None
+    problem: Fp4AttentionFwdProblem, inputs: Fp4AttentionFwdInputs, launch: Launch
 ) -> CodeDifference:
-    """Counts them over all heads, rows and keys."""
-    kernel = _probed(problem, inputs, config)
+    """Counts them over all heads, rows and keys; launch computes the outputs for inputs."""
+    kernel = _probed(problem, inputs, launch)
     found: list[tuple[int, ...]] = []
     worst = 0.0
     for batch, head in torch.cartesian_prod(
@@ -69,7 +90,7 @@ def differing_codes(
 
 
 def _probed(
-    problem: Fp4AttentionFwdProblem, inputs: Fp4AttentionFwdInputs, config: Config | None
+    problem: Fp4AttentionFwdProblem, inputs: Fp4AttentionFwdInputs, launch: Launch
 ) -> torch.Tensor:
     """fp32 P over its denominator ``[batch, heads, rows, kv_len]``, a launch for each block."""
     assert problem.out_dtype == "float32"
@@ -87,7 +108,7 @@ def _probed(
             with_kernels=False,
         ).inputs
         probe = replace(inputs, v=given.v, v_scale=given.v_scale)
-        parts.append(run(problem, probe, config).out / _PROBE)
+        parts.append(launch(problem, probe).out / _PROBE)
     return torch.cat(parts, -1)[..., : problem.kv_len]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from fp4_calls import MODES, problem_of
+from fp4_codes import check_codes
 from tilelang_on_host import HostKernel
 from tilescout.kernels.fp4_attention import reference as ref
 from tilescout.kernels.fp4_attention.tilelang_kernel import ELEMENTS_PER_STRIDE, key_of_column
@@ -122,6 +123,19 @@ def test_kernels_match_the_reference(case, tmp_path) -> None:
     assert comparison.relative_rms_error <= bound
     # Loading warps run ahead of the others there, and behind them here.
     assert ref.outputs_equal(outputs, outputs_of(problem, config, inputs, kernel, is_reversed=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["nvfp4", "direct affine", "fp8_p"])
+def test_codes_are_the_references(mode, tmp_path) -> None:
+    problem = problem_of(**MODES[mode], query_len=128, kv_len=256, head_dim=128)
+    inputs = ref.make_inputs(problem, device="cpu", seed=3)
+    kernel = kernel_of(problem, LARGE, tmp_path)
+
+    def launch(problem, inputs):
+        return outputs_of(problem, LARGE, inputs, kernel)
+
+    check_codes(mode, problem, inputs, launch)
 
 
 def changed(mode, right, wrong, folder):

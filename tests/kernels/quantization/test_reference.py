@@ -116,6 +116,19 @@ def test_zeros_denormals_and_an_empty_tensor() -> None:
     assert amax_tensor_scale(torch.zeros(0, 16)).item() == 1.0
 
 
+@pytest.mark.parametrize("layout", ["plain", "swizzled"])
+@pytest.mark.parametrize("block_format", FORMATS.values(), ids=FORMATS)
+def test_strides_of_the_values_do_not_reach_the_codes(block_format, layout: str) -> None:
+    x = torch.randn(2, 128, 64, generator=torch.Generator().manual_seed(3)).mT
+    assert not x.is_contiguous()
+    got = quantize(x, block_format, scale_layout=layout)
+    assert got.codes.is_contiguous()
+    assert got.scales.is_contiguous()
+    expected = quantize(x.contiguous(), block_format, scale_layout=layout)
+    assert torch.equal(got.codes, expected.codes)
+    assert torch.equal(got.scales.view(torch.uint8), expected.scales.view(torch.uint8))
+
+
 def test_floor_clips_and_rceil_does_not() -> None:
     x = torch.full((1, 32), 7.9)
     assert dequantize(quantize(x, MXFP4, convention="floor")).max() == 6.0
