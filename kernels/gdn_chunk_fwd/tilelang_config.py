@@ -16,7 +16,7 @@ __all__ = [
 ]
 
 CONSUMER_ROWS = 16
-"""Columns of the state that a warp owns."""
+"""Columns of the state that a warp owns, the rows of its matrix tiles (``mma`` and ``wgmma``)."""
 PRODUCERS = ("shared", "own_warp", "own_group")
 """Who issues copies: a thread of the computing warps, a warp of its own, or a warp group that hands
 its registers to the computing ones."""

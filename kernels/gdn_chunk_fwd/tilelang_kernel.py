@@ -3,7 +3,8 @@
 Everything is transposed: a warp owns 16 columns of the state as rows of its matrix tiles, and what
 one product leaves in its registers is the left operand of the next. So state, errors and output
 never pass through shared memory between products, and warps do not wait for one another; the tiles
-of q, k and of what the preparation left come through a ring in shared memory, filled by TMA.
+of q, k and of what the preparation left come through a ring in shared memory, filled by TMA. Here
+are what a block owns and the loops of its roles; loads and chunks are macros of other modules.
 
 No ``from __future__ import annotations`` here: TileLang reads the annotations of its programs.
 """
@@ -13,8 +14,10 @@ from typing import Any
 import tilelang.language as T
 from tilelang.layout import make_swizzled_layout
 
-from .tilelang_config import OUTPUT_THREADS, PRODUCER_THREADS, group_registers
+from .tilelang_config import CONSUMER_ROWS, OUTPUT_THREADS, PRODUCER_THREADS, group_registers
+from .tilelang_joint_kernel import joint_macro
 from .tilelang_roles_kernel import role_macros
+from .tilelang_tiles_kernel import tile_macros
 
 __all__ = ["ELEMENTS_PER_STRIDE", "scan_program"]
 
@@ -23,10 +26,6 @@ ELEMENTS_PER_STRIDE = 8
 proves to the compiler that every row is aligned."""
 
 _WARP = 32
-_WARP_ROWS = 16
-"""Rows of matrix tiles that a warp owns, of ``mma`` and of ``wgmma`` alike."""
-_PIECE = 8
-"""Elements of 16 bytes."""
 
 
 def scan_program(
@@ -67,7 +66,7 @@ def scan_program(
     del arch
     accum = "float32"
     v_blocks = head_dim_v // block_v
-    consumers = block_v // _WARP_ROWS * _WARP
+    consumers = block_v // CONSUMER_ROWS * _WARP
     producers = PRODUCER_THREADS[producer]
     has_roles = roles == "split"
     writers = OUTPUT_THREADS[roles]
@@ -85,168 +84,23 @@ def scan_program(
         length = T.cast(bounds[sequence + 1] - bounds[sequence], "int32")
         return T.max(T.truncdiv(length + span - 1, span), 1)
 
-    @T.macro
-    def multiply(a, b, c, is_cleared, transposes):
-        """Issues c (+)= a b, or a b^T; ``finish`` waits for it."""
-        if uses_wgmma:
-            T.wgmma_gemm(
-                a, b, c, transpose_B=transposes, policy=T.GemmWarpPolicy.FullRow,
-                clear_accum=is_cleared,
-            )  # fmt: skip
-        else:
-            T.gemm(
-                a, b, c, transpose_B=transposes, policy=T.GemmWarpPolicy.FullRow,
-                clear_accum=is_cleared,
-            )  # fmt: skip
-
-    @T.macro
-    def finish(num_left):
-        """Waits until no more than ``num_left`` products are under way."""
-        if uses_wgmma:
-            T.wait_wgmma(num_left)
-
-    @T.macro
-    def load_chunk(
-        Q, K, V, Left, Scores, Decay, q_ring, k_ring, v_ring, left_ring, score_ring, decay_ring,
-        ready, slot, token, row, head, group, vb,
-    ):  # fmt: skip
-        """Tiles of one chunk; rows behind the tensors' ends arrive as zeros."""
-        qk_head = T.truncdiv(head, group)
-        T.tma_copy(
-            Decay[head, row : row + chunk],
-            decay_ring[slot, 0:chunk],
-            barrier=ready[slot],
-        )
-        T.tma_copy(
-            K[token : token + chunk, qk_head, 0:head_dim_k],
-            k_ring[slot, 0:chunk, 0:head_dim_k],
-            barrier=ready[slot],
-        )
-        T.tma_copy(
-            Left[head, row : row + chunk, 0:inner],
-            left_ring[slot, 0:chunk, 0:inner],
-            barrier=ready[slot],
-        )
-        if is_wy:
-            T.tma_copy(
-                V[head, row : row + chunk, vb * block_v : (vb + 1) * block_v],
-                v_ring[slot, 0:chunk, 0:block_v],
-                barrier=ready[slot],
-            )
-        else:
-            T.tma_copy(
-                V[token : token + chunk, head, vb * block_v : (vb + 1) * block_v],
-                v_ring[slot, 0:chunk, 0:block_v],
-                barrier=ready[slot],
-            )
-        T.tma_copy(
-            Q[token : token + chunk, qk_head, 0:head_dim_k],
-            q_ring[slot, 0:chunk, 0:head_dim_k],
-            barrier=ready[slot],
-        )
-        T.tma_copy(
-            Scores[head, row : row + chunk, 0:chunk],
-            score_ring[slot, 0:chunk, 0:chunk],
-            barrier=ready[slot],
-        )
-        # Boxes count as bytes; the arrivals of the threads come after them.
-        T.barrier_arrive(ready[slot])
-
-    @T.macro
-    def spread_decay(decay_ring, growth, left, slot, gates, num_left, thread):
-        """2^G of each token, and 2^(G_last - G), which is 0 behind the end."""
-        if thread < chunk:
-            growth[gates, thread] = T.exp2(decay_ring[slot, thread])
-            left[gates, thread] = T.if_then_else(
-                thread < num_left,
-                T.exp2(
-                    T.min(
-                        decay_ring[slot, T.min(num_left, chunk) - 1] - decay_ring[slot, thread], 0.0
-                    )
-                ),
-                T.cast(0, accum),
-            )
-
-    @T.macro
-    def clear_rows(k_ring, slot, num_left):
-        """Rows of k behind the end, which may hold NaN."""
-        for c, d in T.Parallel(chunk, head_dim_k):
-            if c >= num_left:
-                k_ring[slot, c, d] = T.cast(0, dtype)
-
-    @T.macro
-    def scale_output(result, growth, gates, scale):
-        for i, c in T.Parallel(block_v, chunk):
-            result[i, c] *= growth[gates, c] * scale
-
-    @T.macro
-    def write_output(result, out_tile, Out, token, head, vb, num_left, thread):
-        """A warp turns its 16 columns and writes rows of 32 bytes; no other warp is concerned."""
-        for i, c in T.Parallel(block_v, chunk):
-            out_tile[c, i] = T.cast(result[i, c], dtype)
-        T.sync_warp()
-        for r in T.unroll(chunk * _WARP_ROWS // _PIECE // _WARP):
-            piece = r * _WARP + thread % _WARP
-            c = piece // (_WARP_ROWS // _PIECE)
-            i = thread // _WARP * _WARP_ROWS + piece % (_WARP_ROWS // _PIECE) * _PIECE
-            if c < num_left:
-                for j in T.vectorized(_PIECE):
-                    Out[token + c, head, vb * block_v + i + j] = out_tile[c, i + j]
-        T.sync_warp()
-
-    @T.macro
-    def advance(
-        state, rounded, known, result, values, errors, decayed, k_ring, v_ring, q_ring, left_ring,
-        score_ring, out_tile, growth, left, last, Out, slot, gates, token, head, vb, num_left,
-        scale, thread,
-    ):  # fmt: skip
-        """One chunk: errors, output and the state behind it."""
-        T.copy(state, rounded)
-        if is_wy:
-            multiply(rounded, left_ring[slot, 0:chunk, 0:inner], known, True, True)
-        else:
-            multiply(rounded, k_ring[slot, 0:chunk, 0:head_dim_k], known, True, True)
-        multiply(rounded, q_ring[slot, 0:chunk, 0:head_dim_k], result, True, True)
-        for i, c in T.Parallel(block_v, chunk):
-            values[i, c] = T.cast(v_ring[slot, c, i], accum)
-        finish(1)
-        for i, c in T.Parallel(block_v, chunk):
-            if is_wy:
-                known[i, c] = T.if_then_else(
-                    c < num_left, values[i, c] - known[i, c], T.cast(0, accum)
-                )
-            else:
-                known[i, c] = T.if_then_else(
-                    c < num_left,
-                    values[i, c] - growth[gates, c] * known[i, c],
-                    T.cast(0, accum),
-                )
-        if not is_wy:
-            T.copy(known, errors)
-            multiply(errors, left_ring[slot, 0:chunk, 0:inner], known, True, True)
-            finish(1)
-            scale_output(result, growth, gates, scale)
-        for i, d in T.Parallel(block_v, head_dim_k):
-            state[i, d] *= last
-        if not is_wy:
-            finish(0)
-            for i, c in T.Parallel(block_v, chunk):
-                # Rows of A behind the end are whatever the memory held.
-                known[i, c] = T.if_then_else(c < num_left, known[i, c], T.cast(0, accum))
-        T.copy(known, errors)
-        for i, c in T.Parallel(block_v, chunk):
-            known[i, c] *= left[gates, c]
-        T.copy(known, decayed)
-        if is_wy:
-            finish(0)
-            scale_output(result, growth, gates, scale)
-        multiply(errors, score_ring[slot, 0:chunk, 0:chunk], result, False, True)
-        multiply(decayed, k_ring[slot, 0:chunk, 0:head_dim_k], state, False, False)
-        # The output is written while the state moves on.
-        finish(1)
-        write_output(result, out_tile, Out, token, head, vb, num_left, thread)
-        finish(0)
-
+    load_chunk, spread_decay, clear_rows = tile_macros(
+        dtype=dtype,
+        chunk=chunk,
+        head_dim_k=head_dim_k,
+        block_v=block_v,
+        inner=inner,
+        is_wy=is_wy,
+    )
+    advance = joint_macro(
+        dtype=dtype,
+        chunk=chunk,
+        head_dim_k=head_dim_k,
+        block_v=block_v,
+        inner=inner,
+        is_wy=is_wy,
+        uses_wgmma=uses_wgmma,
+    )
     advance_state, write_chunk = role_macros(
         dtype=dtype,
         chunk=chunk,

@@ -21,7 +21,10 @@ __all__ = [
 ]
 
 SCAN_MODULE = f"{__package__}.tilelang_kernel"
-SCAN_SOURCES = (f"{__package__}.tilelang_roles_kernel", f"{__package__}.tilelang_config")
+SCAN_SOURCES = tuple(
+    f"{__package__}.tilelang_{name}"
+    for name in ("tiles_kernel", "joint_kernel", "roles_kernel", "config")
+)
 """Modules that the device code takes parts and constants from."""
 _PROGRAM = "gdn_chunk_tilelang_scan"
 SCAN_KERNEL = f"{_PROGRAM}_kernel"
