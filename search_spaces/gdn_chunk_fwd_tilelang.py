@@ -176,7 +176,9 @@ def _default(problem: GdnChunkProblem, device: DeviceSpec, triton: SearchSpace) 
     is_hopper = device.compute_capability == (9, 0)
     prepared = next(seed for seed in triton.seeds if seed["form"] == "inverse")
     if is_hopper and block_v == 64 and problem.head_dim_k <= _HOPPER_HEAD_DIM_K:
-        return _with_scan(prepared, device, block_v=block_v, stages=3, producer="own_warp")
+        supplied = _with_scan(prepared, device, block_v=block_v, stages=3, producer="own_warp")
+        if _ring_fits(problem, device, supplied) is None:
+            return supplied
     prepared = prepared.replace(chunk=32)
     return _with_scan(prepared, device, block_v=block_v, stages=2, producer="shared")
 
@@ -211,7 +213,7 @@ def _with_scan(
 
 
 def _seeds(problem: GdnChunkProblem, device: DeviceSpec, triton: SearchSpace) -> tuple[Config, ...]:
-    """The Triton template's fused seeds, each with both producers or another width."""
+    """The Triton template's fused seeds, each with the scans that have a chance."""
     scans: tuple[tuple[int, int, str, int], ...] = (
         (64, 2, "own_group", 2),
         (128, 2, "own_group", 1),
