@@ -28,7 +28,13 @@ from .gdn_checks import (
     query_factor,
     refuse_arguments,
 )
-from .gdn_external import differentiable_chunk, is_for_library, is_served, refusing
+from .gdn_external import (
+    differentiable_chunk,
+    is_for_library,
+    is_served,
+    keep_bounds,
+    refusing,
+)
 from .gdn_library import DeltaRuleOperator
 from .launched_call import LaunchedCall, Role
 from .launchers import LauncherCache
@@ -277,6 +283,8 @@ def _launch(
     chosen = template(problem.op, result.template)
     with on_device(device):
         owned = _launchers.get(key, device, lambda: chosen.build(built_for, result.config, inputs))
+        if chosen.is_external:
+            keep_bounds(inputs)
         with owned.lock:
             owned.launcher.launch(inputs, outputs)
     return LaunchedCall(inputs, outputs, owned, lookups, generation, _MADE_BY_OPTIONS)

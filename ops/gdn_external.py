@@ -18,11 +18,17 @@ from ..kernels.base import Problem
 from ..kernels.device import DeviceSpec
 from ..kernels.external import external_policy
 from ..kernels.gdn_chunk_fwd import GdnChunkInputs, GdnChunkProblem
+from ..kernels.gdn_chunk_fwd.external_bounds import bounds_of, chunk_numbers, on_device
 from ..kernels.gdn_chunk_fwd.external_template import GdnChunkExternal
 from ..kernels.registry import operation, template
 from ..tuner.dispatch import LookupResult
+from .own_memory import own_memory
 
-__all__ = ["differentiable_chunk", "is_for_library", "is_served", "refusing"]
+__all__ = ["differentiable_chunk", "is_for_library", "is_served", "keep_bounds", "refusing"]
+
+_CHUNKS = (64,)
+"""Tokens of a chunk of the libraries that want chunks numbered."""
+_read_by_graphs: dict[int, torch.Tensor] = {}
 
 
 @cache
@@ -52,6 +58,28 @@ def refusing(problem: Problem, inputs: Any, outputs: Any) -> frozenset[str]:
         for name in names
         if template(problem.op, name).supports_tensors(problem, inputs, outputs) is not None
     }
+
+
+def keep_bounds(inputs: GdnChunkInputs) -> None:
+    """Makes what libraries read of the bounds of a call's sequences, which later calls share.
+
+    Made at the launch it would lie in whatever pool the caller's thread allocates from. What a
+    captured graph reads is kept for good.
+    """
+    bounds, device = bounds_of(inputs), inputs.q.device
+    if not bounds.end:
+        return
+    with own_memory(device):
+        read = [on_device(bounds.values, dtype, device) for dtype in (torch.int32, torch.int64)]
+        read += [chunk_numbers(bounds.values, chunk, device) for chunk in _CHUNKS]
+        if bounds.with_tokens is not None:
+            read.append(on_device(bounds.with_tokens, torch.int64, device))
+    if _is_capturing(device):
+        _read_by_graphs.update((id(tensor), tensor) for tensor in read)
+
+
+def _is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def is_for_library(function: str, *tensors: object) -> bool:

@@ -22,6 +22,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.compiler import is_dynamo_compiling
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from .call_form import PLAIN, Leaves, leaves_of
 from .debug_checks import is_debugging
@@ -157,8 +158,8 @@ class PreparedCalls:
         launched: tuple[LaunchedCall, ...],
         result: Any,
     ) -> None:
-        if is_debugging() or keeps_launchers():
-            return
+        if is_debugging() or keeps_launchers() or _get_current_dispatch_mode() is not None:
+            return  # a mode would have to see every call
         ours = spelt(args, kwargs)
         leaves = leaves_of((*names[: len(args)], *ours.names), ours.values)
         if leaves is None or not leaves.tensors:
@@ -175,7 +176,7 @@ class PreparedCalls:
             PreparedCall(ours, place, leaves, launched[0].generation), leaves, launched, result
         )
         if call is None or call.given(args, kwargs, place) is None:
-            return  # under a dispatch mode nothing fits: it would have to see the call
+            return
         with self._lock:
             if self._num_calls >= self._max_calls:
                 self._calls.clear()

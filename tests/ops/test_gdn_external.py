@@ -7,13 +7,15 @@ import os
 import fake_libraries
 import pytest
 import torch
+from caller_memory import CallersPool
 from gdn_calls import close, interpreted, recurrence, tensors
 from tilescout import ops, use_external
 from tilescout.errors import UnsupportedError, UsageError
 from tilescout.kernels import external
 from tilescout.kernels.base import Config
-from tilescout.kernels.gdn_chunk_fwd import GdnChunkProblem
+from tilescout.kernels.gdn_chunk_fwd import GdnChunkProblem, external_bounds
 from tilescout.kernels.gdn_decode import GdnDecodeProblem
+from tilescout.ops import gdn_external
 from tilescout.tuner import dispatch
 from tilescout.tuner.catalog import gpu, gpu_names
 from winner_databases import MadeUpWinner, write_winners
@@ -59,6 +61,30 @@ def test_a_dense_call_is_served_by_the_library_that_won(calls) -> None:
     assert calls == ["fla_chunk_fwd"]
     check(given, *ops.gdn.chunk_gated_delta_rule(**given, output_final_state=True))
     assert len(calls) == 2, "what a library serves is not prepared without it"
+
+
+def test_bounds_that_later_calls_share_are_in_no_pool_of_the_caller(calls) -> None:
+    for kept in (external_bounds.on_device, external_bounds.chunk_numbers):
+        kept.cache_clear()
+    given = tensors(steps=20)
+    with CallersPool() as pool:
+        found = [ops.gdn.chunk_gated_delta_rule(**given) for _ in range(2)]
+    assert calls == ["fla_chunk_fwd"] * 2
+    assert pool.num_allocations
+    assert pool.num_untracked((found, given)) == 0
+    assert external_bounds.on_device.cache_info().currsize
+
+
+def test_bounds_that_a_graph_reads_are_kept_for_good(calls, monkeypatch) -> None:
+    given = tensors(steps=20)
+    ops.gdn.chunk_gated_delta_rule(**given)
+    bounds = external_bounds.on_device((0, 20, 40), torch.int64, torch.device("cpu"))
+    assert id(bounds) not in gdn_external._read_by_graphs
+    monkeypatch.setattr(gdn_external, "_read_by_graphs", {})
+    monkeypatch.setattr(gdn_external, "_is_capturing", lambda device: True)
+    ops.gdn.chunk_gated_delta_rule(**given)
+    assert gdn_external._read_by_graphs[id(bounds)] is bounds
+    assert len(calls) == 2
 
 
 def test_packed_sequences_need_bounds_on_the_host(calls) -> None:

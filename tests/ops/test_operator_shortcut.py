@@ -108,6 +108,16 @@ def test_modes_see_calls_of_operators(mode, launches: Launches) -> None:
     assert is_prepared(call, launches)
 
 
+@pytest.mark.parametrize("mode", [Seen, Dispatched])
+def test_modes_see_the_calls_of_a_kind_that_they_saw_first(mode, launches: Launches) -> None:
+    call = as_operator("gdn_decode", step_calls()[0])
+    for _ in range(2):
+        with mode() as seen:
+            for _ in range(4):
+                call.function(**call.arguments)
+        assert seen.names.count("tilescout.gdn_decode_out.default") == 4
+
+
 def test_the_profiler_sees_calls_of_operators(launches: Launches) -> None:
     call = as_operator("gdn_decode", step_calls()[0])
     warm(call, launches)

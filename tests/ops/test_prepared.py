@@ -15,6 +15,7 @@ import pytest
 import tilescout
 import torch
 import triton
+from caller_memory import CallersPool
 from compiled_stand_in import Launches
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -134,6 +135,12 @@ def test_hooks_of_a_profiler_see_every_launch(first: Call, launches: Launches) -
     finally:
         triton.knobs.runtime.launch_enter_hook.remove(hook)
     assert is_prepared(first, launches)
+
+
+def test_under_a_dispatch_mode_nothing_is_prepared(first: Call, launches: Launches) -> None:
+    with CallersPool():
+        assert not any(is_prepared(first, launches) for _ in range(4))
+    warm(first, launches)
 
 
 def test_each_stream_has_its_own_and_a_capture_none(
