@@ -36,30 +36,36 @@ def space_of(problem):
     return space
 
 
+@pytest.mark.parametrize("which", ["default", "seed", "sample"])
 @pytest.mark.parametrize("shape", PROBLEMS.values(), ids=PROBLEMS)
-def test_configs_match_the_reference_and_repeat(shape: dict) -> None:
+def test_configs_match_the_reference_and_repeat(shape: dict, which: str) -> None:
     rng = random.Random(0)
     for products in all_products():
         problem = problem_of(**shape, products=products)
         space = space_of(problem)
         inputs = ref.make_validation_inputs(problem, device="cuda", seed=1)
-        for config in (space.default, space.seeds[1], space.sample(rng)):
-            first = run(problem, inputs, config)
-            comparison = ref.compare(problem, inputs, first)
-            assert comparison.reason is None, config
-            for _ in range(3):
-                assert ref.outputs_equal(first, run(problem, inputs, config)), config
+        configs = {"default": space.default, "seed": space.seeds[1], "sample": space.sample(rng)}
+        config = configs[which]
+        first = run(problem, inputs, config)
+        comparison = ref.compare(problem, inputs, first)
+        assert comparison.reason is None, config
+        for _ in range(3):
+            assert ref.outputs_equal(first, run(problem, inputs, config)), config
 
 
-def test_configs_agree_closer_than_formats_do() -> None:
+@pytest.mark.parametrize("half", [0, 1])
+def test_configs_agree_closer_than_formats_do(half: int) -> None:
     # dP is summed over the same dimensions in every tile: what differs is the order over tiles.
     problem = problem_of(query_len=512, kv_len=512, head_dim=128)
     inputs = ref.make_inputs(problem, device="cuda", seed=2)
     space = space_of(problem)
-    first, *rest = (run(problem, inputs, config) for config in (space.default, *space.seeds))
-    for other in rest:
+    first = run(problem, inputs, space.default)
+    others = space.seeds[half::2]
+    assert others
+    for config in others:
+        other = run(problem, inputs, config)
         for name in ("dq", "dk", "dv"):
-            assert relative_error(getattr(other, name), getattr(first, name)) <= 3e-3
+            assert relative_error(getattr(other, name), getattr(first, name)) <= 3e-3, config
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
