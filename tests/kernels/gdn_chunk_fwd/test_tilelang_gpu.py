@@ -1,29 +1,29 @@
 """The TileLang template on a GPU: values over lengths and head dims, bits over 20 runs, replay.
 
-Most of the time is the compiler's, so the scans are compiled on every core first.
+Most of the time is the compiler's: a test compiles one config, so that `pytest -n` spreads them.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 from devices import H200
+from tilescout.kernels.base import Config
 from tilescout.kernels.gdn_chunk_fwd import GdnChunkProblem
 from tilescout.kernels.gdn_chunk_fwd import reference as ref
 from tilescout.kernels.gdn_chunk_fwd.inputs import pack
-from tilescout.kernels.registry import module_of, template
+from tilescout.kernels.registry import template
 from tilescout.search_spaces.gdn_chunk_fwd import SPACES
-from tilescout.tuner.compile_pool import CompilePool
 
 pytestmark = pytest.mark.gpu
 
 NUM_DRAWN = 3
 QWEN = GdnChunkProblem(2, 3000, 2000, 4, 8, 128, 128, "bfloat16")
-PROBLEMS = {
-    "bf16": QWEN,
+OTHERS = {
     "fp16-raw-gate-VK": GdnChunkProblem(
         *(1, 1500, 1500, 2, 4, 64, 128, "float16"),
         state_layout="VK",
@@ -47,94 +47,144 @@ LENGTHS = {
 }
 
 
-def configs_of(problem):
+def configs_of(problem: GdnChunkProblem) -> list[Config]:
+    """Those that are known to be good, then some draws."""
     space, rng = SPACES["tilelang"](problem, H200), random.Random(0)
     drawn = (space.sample(rng) for _ in range(NUM_DRAWN))
-    return [*dict.fromkeys([space.default, *space.valid_seeds(), *drawn])]
+    return list(dict.fromkeys([space.default, *space.valid_seeds(), *drawn]))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    if not torch.cuda.is_available():
-        return
-    module = module_of("gdn_chunk_fwd")
-    jobs = [(problem, config) for problem in PROBLEMS.values() for config in configs_of(problem)]
-    with CompilePool() as pool:
-        for job in [pool.submit("gdn_chunk_fwd", module, "tilelang", *job, 90) for job in jobs]:
-            job.result()
+def name_of(place: int, config: Config) -> str:
+    return f"{place} {config['scan_roles']} {config['scan_producer']} {config['form']}"
+
+
+def forms() -> dict[tuple, Config]:
+    """The first good config of each way to share the scan's work, and one of two roles with w."""
+    found: dict[tuple, Config] = {}
+    for config in configs_of(QWEN)[:-NUM_DRAWN]:
+        found.setdefault((config["scan_roles"], config["scan_producer"]), config)
+        if config["scan_roles"] == "split" and config["form"] == "wy":
+            found.setdefault(("split", "wy"), config)
+    return found
+
+
+FORMS = forms()
+
+
+def of_qwen() -> Iterator[object]:
+    """Every form; slow: the other configs."""
+    for place, config in enumerate(configs_of(QWEN)):
+        marks = [] if config in FORMS.values() else [pytest.mark.slow]
+        yield pytest.param(config, marks=marks, id=name_of(place, config))
+
+
+def of_others() -> Iterator[object]:
+    """Two roles where a problem has them, else the default; slow: the other configs."""
+    for name, problem in OTHERS.items():
+        configs = configs_of(problem)
+        quick = next((c for c in configs if c["scan_roles"] == "split"), configs[0])
+        for place, config in enumerate(configs):
+            marks = [] if config == quick else [pytest.mark.slow]
+            yield pytest.param(problem, config, marks=marks, id=f"{name} {name_of(place, config)}")
+
+
+def build(problem, config, inputs):
+    return template("gdn_chunk_fwd", "tilelang").build(problem, config, inputs)
 
 
 def run(problem, config, inputs):
     outputs = ref.make_outputs(problem, inputs)
-    template("gdn_chunk_fwd", "tilelang").build(problem, config, inputs).launch(inputs, outputs)
+    build(problem, config, inputs).launch(inputs, outputs)
     return outputs
 
 
-@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
-def test_seeds_and_draws_match_the_reference_and_repeat(problem, h200) -> None:
-    inputs = ref.make_validation_inputs(problem, device="cuda", seed=1)
-    for config in configs_of(problem):
-        launcher = template("gdn_chunk_fwd", "tilelang").build(problem, config, inputs)
-        first = ref.make_outputs(problem, inputs)
-        launcher.launch(inputs, first)
-        assert ref.compare(problem, inputs, first).reason is None, config
-        for _ in range(20):
-            again = ref.make_outputs(problem, inputs)
-            launcher.launch(inputs, again)
-            assert ref.outputs_equal(first, again), config
+def check_values_and_bits(problem, config, inputs) -> None:
+    launcher = build(problem, config, inputs)
+    first = ref.make_outputs(problem, inputs)
+    launcher.launch(inputs, first)
+    assert ref.compare(problem, inputs, first).reason is None
+    for _ in range(20):
+        again = ref.make_outputs(problem, inputs)
+        launcher.launch(inputs, again)
+        assert ref.outputs_equal(first, again)
 
 
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_lengths(lengths, h200) -> None:
-    # The scans are those of the problem above: lengths are no part of a kernel.
-    problem = replace(
-        QWEN, num_sequences=len(lengths), num_tokens=sum(lengths), max_seqlen=max(lengths)
-    )
-    inputs = pack(problem, lengths, device="cuda", seed=2, num_spare_tokens=7)
-    for config in configs_of(QWEN)[1::3]:
+def of_lengths(lengths: list[int]) -> GdnChunkProblem:
+    """Lengths are no part of a kernel."""
+    sizes = len(lengths), sum(lengths), max(lengths)
+    names = "num_sequences", "num_tokens", "max_seqlen"
+    return replace(QWEN, **dict(zip(names, sizes, strict=True)))
+
+
+def check_lengths(config) -> None:
+    for name, lengths in LENGTHS.items():
+        problem = of_lengths(lengths)
+        inputs = pack(problem, lengths, device="cuda", seed=2, num_spare_tokens=7)
         outputs = run(problem, config, inputs)
-        assert ref.compare(problem, inputs, outputs).reason is None, config
+        assert ref.compare(problem, inputs, outputs).reason is None, name
 
 
-def test_strong_gates_and_heads_that_never_forget(h200) -> None:
-    problem = replace(QWEN, num_sequences=1, num_tokens=2048, max_seqlen=2048)
-    inputs = ref.make_inputs(problem, device="cuda", seed=3)
+def check_strong_gates_and_heads_that_never_forget(config) -> None:
+    problem = of_lengths([2048])
+    inputs = pack(problem, [2048], device="cuda", seed=3)
     strength = torch.linspace(0, 16, 8, device="cuda")
     inputs.gate.copy_(-strength * torch.nn.functional.softplus(torch.randn_like(inputs.gate) / 2))
-    for config in configs_of(QWEN):
-        outputs = run(problem, config, inputs)
-        assert ref.compare(problem, inputs, outputs).reason is None, config
+    outputs = run(problem, config, inputs)
+    assert ref.compare(problem, inputs, outputs).reason is None
 
 
-def test_a_dense_batch_equals_its_sequences_packed(h200) -> None:
-    problem = replace(QWEN, num_sequences=3, num_tokens=900, max_seqlen=300)
-    packed = pack(problem, [300] * 3, device="cuda", seed=4)
-    dense = replace(
-        packed,
-        cu_seqlens=None,
-        **{n: getattr(packed, n).unflatten(1, (3, 300))[0] for n in ("q", "k", "v")},
-        **{n: getattr(packed, n).unflatten(1, (3, 300))[0] for n in ("gate", "beta")},
-    )
-    for config in configs_of(QWEN)[:4]:
-        expected, found = run(problem, config, packed), run(problem, config, dense)
-        assert torch.equal(found.out.flatten(0, 1)[None], expected.out), config
-        assert torch.equal(found.final_state, expected.final_state), config
-
-
-def test_a_captured_graph_takes_other_bounds(h200) -> None:
-    problem = replace(QWEN, num_sequences=3, num_tokens=1000, max_seqlen=400)
+def check_a_captured_graph_takes_other_bounds(config) -> None:
+    problem = of_lengths([400, 350, 250])
     inputs = pack(problem, [400, 350, 250], device="cuda", seed=5)
-    config = next(config for config in configs_of(QWEN) if config["segment"])
-    launcher = template("gdn_chunk_fwd", "tilelang").build(problem, config, inputs)
+    launcher = build(problem, config, inputs)
     outputs = ref.make_outputs(problem, inputs)
     launcher.launch(inputs, outputs)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         launcher.launch(inputs, outputs)
     for lengths in ([400, 350, 250], [1, 0, 999], [100, 300, 580]):
-        bounds = torch.tensor([0, *lengths], device="cuda").cumsum(0)
-        inputs.cu_seqlens.copy_(bounds.to(inputs.cu_seqlens.dtype))
+        bounds = torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
+        inputs.cu_seqlens.copy_(bounds)
         outputs.out.fill_(float("nan"))
         graph.replay()
         torch.cuda.synchronize()
-        assert ref.compare(problem, inputs, outputs).reason is None, lengths
+        changed = replace(inputs, cu_seqlens=bounds)
+        assert ref.compare(problem, changed, outputs).reason is None, lengths
+
+
+@pytest.mark.parametrize("config", list(of_qwen()))
+def test_a_config_serves_every_batch_with_one_binary(config) -> None:
+    check_values_and_bits(QWEN, config, ref.make_validation_inputs(QWEN, device="cuda", seed=1))
+    check_lengths(config)
+    check_strong_gates_and_heads_that_never_forget(config)
+    check_a_captured_graph_takes_other_bounds(config)
+
+
+@pytest.mark.parametrize(("problem", "config"), list(of_others()))
+def test_values_of_other_head_dims_and_dtypes(problem, config) -> None:
+    inputs = ref.make_validation_inputs(problem, device="cuda", seed=1)
+    check_values_and_bits(problem, config, inputs)
+
+
+def dense_and_packed(problem):
+    """Three sequences of equal length, as a batch and one behind the other."""
+    packed = pack(problem, [300] * 3, device="cuda", seed=4)
+    rows = {n: getattr(packed, n).unflatten(1, (3, 300))[0] for n in ("q", "k", "v")}
+    gates = {n: getattr(packed, n).unflatten(1, (3, 300))[0] for n in ("gate", "beta")}
+    return replace(packed, cu_seqlens=None, cu_seqlens_cpu=None, **rows, **gates), packed
+
+
+def test_a_dense_batch() -> None:
+    problem = of_lengths([300] * 3)
+    dense, _ = dense_and_packed(problem)
+    outputs = run(problem, FORMS["split", "own_group"], dense)
+    assert ref.compare(problem, dense, outputs).reason is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", list(FORMS.values()), ids=map("-".join, FORMS))
+def test_a_dense_batch_equals_its_sequences_packed(config) -> None:
+    problem = of_lengths([300] * 3)
+    found, expected = (run(problem, config, inputs) for inputs in dense_and_packed(problem))
+    assert torch.equal(found.out.flatten(0, 1)[None], expected.out)
+    assert torch.equal(found.final_state, expected.final_state)
