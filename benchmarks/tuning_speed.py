@@ -243,6 +243,9 @@ class MadeUpEvaluator:
         """Queues the config."""
         self._waiting.append(config)
 
+    def prepare(self, config: Config) -> None:
+        """See ``Evaluator``; nothing is done early."""
+
     def collect(self) -> Evaluation:
         """The one that waits longest."""
         return self._evaluate(self._waiting.pop(0))

@@ -15,7 +15,15 @@ from ..kernels.base import Config, ParameterValue
 from .parameters import Parameter
 from .space import Constraint, SearchSpace
 
-__all__ = ["Algorithm", "PartScope", "algorithms", "has_parts", "part_space"]
+__all__ = [
+    "Algorithm",
+    "PartScope",
+    "algorithms",
+    "has_parts",
+    "other_algorithms",
+    "part_space",
+    "seeded_algorithms",
+]
 
 _NUM_DRAWN = 500
 """Configs that are drawn to find a valid one of an algorithm that no seed belongs to."""
@@ -82,23 +90,36 @@ def has_parts(space: SearchSpace) -> bool:
 
 def algorithms(space: SearchSpace) -> tuple[Algorithm, ...]:
     """The algorithms that have a valid config: the default's first, then those of seeds."""
-    found = (_narrowed(space, chosen) for chosen in _choices(space))
-    known = [Algorithm(narrowed) for narrowed in found if narrowed is not None]
-    first = [{n: config.get(n) for n in _shared_names(space)} for config in space.valid_seeds()]
+    return tuple(seeded_algorithms(space)) + tuple(other_algorithms(space))
 
-    def place(algorithm: Algorithm) -> int:
-        values = algorithm.shared
-        mine = [i for i, shared in enumerate(first) if _present(shared) == values]
-        return mine[0] if mine else len(first)
 
-    return tuple(sorted(known, key=place))
+def seeded_algorithms(space: SearchSpace) -> Iterator[Algorithm]:
+    """Those of the default and the seeds, in their order; made one after the other."""
+    narrow = _Narrowing(space)
+    return (
+        Algorithm(found) for shared in narrow.seeded if (found := narrow.to(shared)) is not None
+    )
+
+
+def other_algorithms(space: SearchSpace, rng: random.Random | None = None) -> Iterator[Algorithm]:
+    """The rest, made one after the other; in random order if ``rng`` is given.
+
+    To find that one has no valid config takes milliseconds, and there may be hundreds: who wants a
+    few of them takes no more.
+    """
+    narrow = _Narrowing(space)
+    rest = [shared for shared in _choices(space) if shared not in narrow.seeded]
+    if rng is not None:
+        rng.shuffle(rest)
+    return (Algorithm(found) for found in map(narrow.to, rest) if found is not None)
 
 
 def part_space(algorithm: Algorithm, scope: PartScope) -> SearchSpace:
     """The configs of the part: valid are those whose ``whole`` is."""
     space = algorithm.space
     names = scope.own | scope.shared
-    constraints = tuple(_beside(scope, constraint) for constraint in space.constraints)
+    complete = _Completing(scope)
+    constraints = tuple(_beside(complete, constraint) for constraint in space.constraints)
     default = scope.of_whole(scope.base)
     return SearchSpace(
         template=space.template,
@@ -109,8 +130,22 @@ def part_space(algorithm: Algorithm, scope: PartScope) -> SearchSpace:
     )
 
 
-def _beside(scope: PartScope, constraint: Constraint) -> Constraint:
-    return Constraint(constraint.name, lambda config: constraint.check(scope.whole(config)))
+class _Completing:
+    """``PartScope.whole``, not done anew for each constraint of one config."""
+
+    def __init__(self, scope: PartScope) -> None:
+        self._scope = scope
+        self._last: tuple[Config, Config] | None = None
+
+    def __call__(self, config: Config) -> Config:
+        last = self._last
+        if last is None or last[0] is not config:
+            last = self._last = (config, self._scope.whole(config))
+        return last[1]
+
+
+def _beside(complete: _Completing, constraint: Constraint) -> Constraint:
+    return Constraint(constraint.name, lambda config: constraint.check(complete(config)))
 
 
 def _shared_names(space: SearchSpace) -> list[str]:
@@ -146,8 +181,31 @@ def _is_active(parameter: Parameter, values: Mapping[str, ParameterValue]) -> bo
     return condition is None or values.get(condition.parent) in condition.values
 
 
-def _narrowed(space: SearchSpace, chosen: dict[str, ParameterValue]) -> SearchSpace | None:
-    """The space under these values of the shared parameters; None where nothing is valid."""
+class _Narrowing:
+    """Makes the space of each algorithm."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._space = space
+        self._seeds = space.valid_seeds()
+        names = _shared_names(space)
+        shared = ({n: seed.get(n) for n in names} for seed in self._seeds)
+        found = {str(values): values for values in map(_present, shared)}
+        self.seeded = list(found.values())
+        """Shared values of the default and the seeds, in their order, each once."""
+
+    def to(self, chosen: dict[str, ParameterValue]) -> SearchSpace | None:
+        """The space under these values of the shared parameters; None where nothing is valid."""
+        space = self._space
+        parameters = _under(space, chosen)
+        seeds = tuple(seed for seed in self._seeds if _agrees(seed, chosen))
+        start = next(iter(seeds), None) or _first_valid(space, parameters)
+        if start is None:
+            return None
+        return SearchSpace(space.template, parameters, space.constraints, start, seeds)
+
+
+def _under(space: SearchSpace, chosen: dict[str, ParameterValue]) -> tuple[Parameter, ...]:
+    """The parameters that exist under these values of the shared ones."""
     parameters: list[Parameter] = []
     names: set[str] = set()
     for parameter in space.parameters:
@@ -164,11 +222,7 @@ def _narrowed(space: SearchSpace, chosen: dict[str, ParameterValue]) -> SearchSp
             kept = parameter
         parameters.append(kept)
         names.add(kept.name)
-    seeds = [seed for seed in space.valid_seeds() if _agrees(seed, chosen)]
-    start = next(iter(seeds), None) or _first_valid(space, tuple(parameters))
-    if start is None:
-        return None
-    return SearchSpace(space.template, tuple(parameters), space.constraints, start, tuple(seeds))
+    return tuple(parameters)
 
 
 def _agrees(config: Config, chosen: Mapping[str, ParameterValue]) -> bool:

@@ -1,7 +1,7 @@
 """Compiles configs for a named architecture on all CPU cores; needs no GPU.
 
-A job is one config with all its kernels. Triton's and TileLang's own caches on disk keep what was
-compiled; this module keeps nothing.
+A config is its kernels: each is a job of its own, so that those of one config compile side by side
+and none twice (``compile_pool_jobs``). Caches on disk, Triton's and TileLang's, keep the binaries.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
 
 from ..kernels import registry
 from ..kernels.base import CompiledBinary, Config, KernelSpec, KernelTemplate, Problem
+from .compile_pool_jobs import KernelJobs, KernelKey
+from .compile_result import CompileResult, joined
 from .prediction.binary import read_facts
 from .process_pool import JobCrashedError, JobMemoryError, JobTimeoutError, WorkerPool
-from .records import BinaryFacts, TrialStatus
+from .records import TrialStatus
 
 __all__ = ["COMPILE_TIMEOUT_S", "CompilePool", "CompileResult", "default_num_workers", "kernels_of"]
 
@@ -36,20 +35,6 @@ _OUT_OF_RESOURCES = re.compile(
 _MEANINGLESS = re.compile(
     r"^[\s\-=*^~|'\"`(){}\[\]]*$|^Traceback|^During handling|^\s*at \d+:\d+:$"
 )
-
-
-@dataclass(frozen=True)
-class CompileResult:
-    """What the compiler made of a config."""
-
-    status: TrialStatus
-    """ok, compile_error, out_of_resources, timeout or crashed."""
-    reason: str = ""
-    facts: tuple[BinaryFacts, ...] = ()
-    """One a kernel, in the order of ``KernelTemplate.kernel_specs``; empty unless ok and asked."""
-    compile_s: float = 0.0
-    digest: str | None = None
-    """Equal for configs whose kernels are equal bit for bit; None without device code."""
 
 
 def default_num_workers() -> int:
@@ -73,6 +58,7 @@ class CompilePool:
         self._pool = WorkerPool(
             self.num_workers, initializer=_load_compiler, memory_limit_bytes=memory_limit_bytes
         )
+        self._kernels = KernelJobs(self.num_workers, self._compile)
 
     def start(self) -> None:
         """Starts the processes now, so that they load while the caller does something else."""
@@ -93,15 +79,57 @@ class CompilePool:
         """Compiles every kernel of the config for ``arch``, or those of one part.
 
         ``reads_code=False`` leaves the facts out: a disassembler takes a third of the time of a
-        compile.
-        ``op_module`` is ``registry.module_of(op_name)``. ``cancel`` of the future ends the job. The
-        future holds an exception only where
-        the fault is not the config's: no cuobjdump, or an error in the template's own code.
+        compile. ``op_module`` is ``registry.module_of(op_name)``. ``cancel`` of the future gives up
+        waiting. The future holds an exception only where the fault is not the config's: no
+        cuobjdump, or an error in the template's own code.
         """
+        try:
+            specs = _specs(op_name, op_module, template, problem, config, part)
+        except Exception as error:
+            failed: Future[CompileResult] = Future()
+            failed.set_exception(error)
+            return failed
+        return self._kernels.submit([KernelKey(spec, arch, reads_code) for spec in specs])
+
+    def prepare(  # noqa: PLR0917  (like ``submit``)
+        self,
+        op_name: str,
+        op_module: str,
+        template: str,
+        problem: Problem,
+        config: Config,
+        arch: int,
+        *,
+        reads_code: bool = True,
+    ) -> None:
+        """Compiles a config that may be submitted later, when there is nothing else to do.
+
+        What is wrong with it is told when it is submitted.
+        """
+        with suppress(Exception):
+            specs = _specs(op_name, op_module, template, problem, config, "")
+            self._kernels.prepare([KernelKey(spec, arch, reads_code) for spec in specs])
+
+    def drop_prepared(self) -> None:
+        """Forgets what was prepared and has not begun."""
+        self._kernels.drop_prepared()
+
+    def close(self) -> None:
+        """Kills the workers."""
+        self._kernels.close()
+        self._pool.close()
+
+    def __enter__(self) -> CompilePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _compile(self, key: KernelKey) -> Future[CompileResult]:
+        """Starts a compiler; every fate of it is a result."""
         outer: Future[CompileResult] = Future()
         start = time.monotonic()
-        compiled = partial(compile_config, op_name, op_module, template, problem, config, arch)
-        job = self._pool.submit(self._timeout_s, compiled, part, reads_code=reads_code)
+        job = self._pool.submit(self._timeout_s, _compile_kernel, *key)
 
         def settle(inner: Future[CompileResult]) -> None:
             if inner.cancelled():
@@ -112,19 +140,9 @@ class CompilePool:
                 except Exception as error:
                     outer.set_exception(error)
 
-        job.add_done_callback(settle)
         outer.add_done_callback(lambda ended: ended.cancelled() and job.cancel())
+        job.add_done_callback(settle)
         return outer
-
-    def close(self) -> None:
-        """Kills the workers."""
-        self._pool.close()
-
-    def __enter__(self) -> CompilePool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _result(self, job: Future[CompileResult], elapsed_s: float) -> CompileResult:
         try:
@@ -150,24 +168,26 @@ def compile_config(  # noqa: PLR0917  (the job of ``CompilePool.submit``)
     *,
     reads_code: bool = True,
 ) -> CompileResult:
-    """Compiles one config, or one part of it, in this process; runs in a worker."""
+    """Compiles one config, or one part of it, in this process, kernel after kernel."""
+    kernels: list[CompileResult] = []
+    for spec in _specs(op_name, op_module, template, problem, config, part):
+        kernels.append(_compile_kernel(spec, arch, reads_code))
+        if kernels[-1].status is not TrialStatus.OK:
+            break
+    return joined(kernels)
+
+
+def _specs(  # noqa: PLR0917  (of the job of ``CompilePool.submit``)
+    op_name: str, op_module: str, template: str, problem: Problem, config: Config, part: str
+) -> tuple[KernelSpec, ...]:
+    """The kernels of a config, or of one part of it."""
     registry.register(op_name, op_module)
     found = registry.template(op_name, template)
-    specs = found.kernel_specs(problem, config)
-    if part:
-        kernels = kernels_of(found, problem, config, part)
-        specs = tuple(spec for spec in specs if spec.name in kernels)
-    start = time.monotonic()
-    facts: list[BinaryFacts] = []
-    digests: list[str | None] = []
-    for spec in specs:
-        result = _compile_kernel(spec, arch, reads_code)
-        facts.extend(result.facts)
-        digests.append(result.digest)
-        if result.status is not TrialStatus.OK:
-            return replace(result, facts=(), compile_s=time.monotonic() - start)
-    elapsed_s = time.monotonic() - start
-    return CompileResult(TrialStatus.OK, "", tuple(facts), elapsed_s, _joined(digests))
+    specs = tuple(found.kernel_specs(problem, config))
+    if not part:
+        return specs
+    kernels = kernels_of(found, problem, config, part)
+    return tuple(spec for spec in specs if spec.name in kernels)
 
 
 def kernels_of(
@@ -186,6 +206,8 @@ def _load_compiler() -> None:
 
 
 def _compile_kernel(spec: KernelSpec, arch: int, reads_code: bool) -> CompileResult:
+    """Compiles one kernel in this process; runs in a worker."""
+    start = time.monotonic()
     try:
         binary = spec.compile(arch)
     # A compiler raises whatever it likes, plain AssertionError and RuntimeError included.
@@ -193,9 +215,10 @@ def _compile_kernel(spec: KernelSpec, arch: int, reads_code: bool) -> CompileRes
         reason = short_reason(error)
         is_resource = _OUT_OF_RESOURCES.search(f"{type(error).__name__} {error}") is not None
         status = TrialStatus.OUT_OF_RESOURCES if is_resource else TrialStatus.COMPILE_ERROR
-        return CompileResult(status, reason)
+        return CompileResult(status, reason, compile_s=time.monotonic() - start)
     facts = (read_facts(binary),) if reads_code else ()
-    return CompileResult(TrialStatus.OK, facts=facts, digest=_digest(binary))
+    elapsed_s = time.monotonic() - start
+    return CompileResult(TrialStatus.OK, "", facts, elapsed_s, _digest(binary))
 
 
 def _digest(binary: CompiledBinary) -> str | None:
@@ -204,12 +227,6 @@ def _digest(binary: CompiledBinary) -> str | None:
         return None
     resources = (binary.threads_per_block, binary.smem_bytes, binary.tmem_columns)
     return hashlib.sha256(binary.cubin + repr((binary.kernel, resources)).encode()).hexdigest()
-
-
-def _joined(digests: Sequence[str | None]) -> str | None:
-    """One digest for all kernels of a config, None where one of them has none."""
-    known = [digest for digest in digests if digest is not None]
-    return " ".join(known) if known and len(known) == len(digests) else None
 
 
 def short_reason(error: BaseException) -> str:

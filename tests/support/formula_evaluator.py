@@ -37,6 +37,9 @@ class FormulaEvaluator:
         self._in_flight.append(config)
         self.most_in_flight = max(self.most_in_flight, len(self._in_flight))
 
+    def prepare(self, config: Config) -> None:
+        """Nothing takes time."""
+
     def collect(self) -> Evaluation:
         if len(self.evaluated) == self._interrupt_after:
             raise KeyboardInterrupt

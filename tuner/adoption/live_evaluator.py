@@ -141,6 +141,9 @@ class LiveEvaluator:
         """Queues the config."""
         self._queue.append(config)
 
+    def prepare(self, config: Config) -> None:
+        """See ``Evaluator``; nothing is done early."""
+
     def collect(self) -> Evaluation:
         """Verifies and times the next config."""
         return self._evaluate(self._queue.popleft())

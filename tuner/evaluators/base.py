@@ -26,6 +26,12 @@ class Evaluator(Protocol):
     def submit(self, config: Config) -> None:
         """Starts work on a config."""
 
+    def prepare(self, config: Config) -> None:
+        """Says that a config may be submitted later: what can be done early is, if nothing waits.
+
+        It is not in flight, and need not be submitted.
+        """
+
     def collect(self) -> Evaluation | None:
         """The next config that ended; waits for one. Only legal while one is in flight.
 

@@ -130,6 +130,7 @@ class MeasureEvaluator:
         """What was found of a template's code and launch; see ``_code``."""
         self._started_at: float | None = None
         self._is_closed = False
+        self._has_prepared = False
         self._is_wanted = threading.Event()
         """A config was submitted, or the evaluator is closed."""
         self._feeder = threading.Thread(target=self._feed_gpu, name="gpu-feeder", daemon=True)
@@ -172,6 +173,20 @@ class MeasureEvaluator:
         job = self._compile(config, reads_code=False)
         self._compiling.add(job)
         job.add_done_callback(lambda done: self._compiled(config, done))
+
+    def prepare(self, config: Config) -> None:
+        """See ``Evaluator``: compiles it when no compiler has anything more urgent to do."""
+        assert not self._is_closed, "the evaluator is closed"
+        self._has_prepared = True
+        self._compilers.prepare(
+            self._problem.op,
+            self._op_module,
+            config.template,
+            self._problem,
+            self._whole(config),
+            self._device.arch,
+            reads_code=False,
+        )
 
     def collect(self) -> Evaluation | None:
         """The next config that ended; None for one that was taken back.
@@ -230,6 +245,8 @@ class MeasureEvaluator:
             return
         self._is_closed = True
         self._is_wanted.set()
+        if self._has_prepared:
+            self._compilers.drop_prepared()
         # What is still in flight is of no use: the jobs of owned processes end with them, those
         # of shared ones are dropped as they end.
         self._drop_ready()

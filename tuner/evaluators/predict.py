@@ -47,6 +47,7 @@ class PredictEvaluator:
         self._scope = scope
         self._deadline = deadline
         self._num_collected = 0
+        self._has_prepared = False
         self._problem = problem
         self._device = device
         self._owned = (
@@ -60,18 +61,20 @@ class PredictEvaluator:
 
     def submit(self, config: Config) -> None:
         """Starts to compile a config."""
-        problem = self._problem
+        problem, whole, arch = self._problem, self._whole(config), self._device.arch
         assert self._pool is not None
-        future = self._pool.submit(
-            problem.op,
-            registry.module_of(problem.op),
-            config.template,
-            problem,
-            self._whole(config),
-            self._device.arch,
-            self._scope.part if self._scope else "",
-        )
+        module = registry.module_of(problem.op)
+        part = self._scope.part if self._scope else ""
+        future = self._pool.submit(problem.op, module, config.template, problem, whole, arch, part)
         self._in_flight.append((config, future))
+
+    def prepare(self, config: Config) -> None:
+        """See ``Evaluator``."""
+        problem, whole = self._problem, self._whole(config)
+        assert self._pool is not None
+        self._has_prepared = True
+        module = registry.module_of(problem.op)
+        self._pool.prepare(problem.op, module, config.template, problem, whole, self._device.arch)
 
     def collect(self) -> Evaluation | None:
         """The prediction for the config that was submitted first; waits for its compiler.
@@ -93,6 +96,8 @@ class PredictEvaluator:
 
     def close(self) -> None:
         """Ends the compilers, unless they are shared."""
+        if self._has_prepared and self._pool is not None:
+            self._pool.drop_prepared()
         if self._owned is not None:
             self._owned.close()
 

@@ -31,6 +31,9 @@ class ReplayEvaluator:
         """See ``Evaluator``."""
         self._in_flight.append(config)
 
+    def prepare(self, config: Config) -> None:
+        """See ``Evaluator``; a recording needs no time."""
+
     def collect(self) -> Evaluation:
         """See ``Evaluator``."""
         return self._evaluate(self._in_flight.popleft())

@@ -11,12 +11,16 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 
 from ...kernels.base import Config
-from ...search_spaces.parts import Algorithm, algorithms, has_parts
+from ...search_spaces.parts import (
+    Algorithm,
+    has_parts,
+    other_algorithms,
+    seeded_algorithms,
+)
 from ...search_spaces.space import JointSpace
 from ..progress import ProgressListener
 from ..store import Store
@@ -96,62 +100,57 @@ def expected_trials(space: JointSpace, num_trials: int) -> int:
     """How many trials a search will have at most: where its spaces are small, fewer than asked."""
     if not any(map(has_parts, space.spaces)):
         return min(num_trials, space.count())
-    contents = _Contents.of(space)
-    size = _num_kept_back(len(contents.whole) + len(contents.partwise))
-    sizes = itertools.chain(
-        (whole.count() for whole in contents.whole),
-        (sum(part_sizes(algorithm).values()) for algorithm in contents.partwise),
-    )
-    for more in sizes:
-        size += more
+    found = _contents(space, num_trials, seed=0)
+    size = _num_kept_back(len(found))
+    for rival in found:
+        if isinstance(rival, JointSpace):
+            size += rival.count()
+        else:
+            size += sum(part_sizes(rival).values())
         if size >= num_trials:
             return num_trials
     return size
 
 
-@dataclass(frozen=True)
-class _Contents:
-    """A joint space taken apart."""
+def _contents(space: JointSpace, num_trials: int, seed: int) -> list[JointSpace | Algorithm]:
+    """What competes: the default's first, then by seeds; of too many a random sample.
 
-    whole: tuple[JointSpace, ...]
-    """What is searched as one: all templates without parts, each algorithm of a single part."""
-    partwise: tuple[Algorithm, ...]
+    As one are searched all templates without parts together, and an algorithm of a single part.
+    """
+    places = {config: place for place, config in enumerate(space.valid_seeds())}
+    plain = tuple(part for part in space.spaces if not has_parts(part))
+    with_parts = [part for part in space.spaces if has_parts(part)]
+    found: list[tuple[int, JointSpace | Algorithm]] = []
+    if plain:
+        own = JointSpace(plain)
+        found.append((min(places[config] for config in own.valid_seeds()), own))
+    for part in with_parts:
+        seeded = seeded_algorithms(part)
+        found += [(places[rival.space.default], _rival_of(rival)) for rival in seeded]
+    taken = [rival for _, rival in sorted(found, key=lambda entry: entry[0])]
+    rng = random.Random(seed)
+    others = [other_algorithms(part, rng) for part in with_parts]
+    rest = map(_rival_of, _taking_turns(others))
+    number = max(1, num_trials // _TRIALS_PER_RIVAL)
+    return [*taken[:number], *itertools.islice(rest, max(0, number - len(taken)))]
 
-    @classmethod
-    def of(cls, space: JointSpace) -> _Contents:
-        plain = tuple(part for part in space.spaces if not has_parts(part))
-        whole = [JointSpace(plain)] if plain else []
-        partwise: list[Algorithm] = []
-        for part in space.spaces:
-            for algorithm in algorithms(part) if has_parts(part) else ():
-                if len(algorithm.part_names) < 2:
-                    whole.append(JointSpace((algorithm.space,)))
-                else:
-                    partwise.append(algorithm)
-        return cls(tuple(whole), tuple(partwise))
+
+def _rival_of(algorithm: Algorithm) -> JointSpace | Algorithm:
+    return algorithm if len(algorithm.part_names) > 1 else JointSpace((algorithm.space,))
+
+
+def _taking_turns(sources: Iterable[Iterator[Algorithm]]) -> Iterator[Algorithm]:
+    turns = itertools.zip_longest(*sources)
+    return (algorithm for turn in turns for algorithm in turn if algorithm is not None)
 
 
 def _rivals(space: JointSpace, context: SearchContext) -> list[Rival]:
-    """What competes: the default's first, then by seeds; of too many a random sample."""
-    contents = _Contents.of(space)
-    found: list[JointSpace | Algorithm] = [*contents.whole, *contents.partwise]
-    seeds = space.valid_seeds()
-
-    def place(rival: JointSpace | Algorithm) -> int:
-        own = rival.space if isinstance(rival, Algorithm) else rival
-        mine = [i for i, config in enumerate(seeds) if own.check(config) is None]
-        return mine[0] if mine else len(seeds)
-
-    found.sort(key=place)
-    seeded = [rival for rival in found if place(rival) < len(seeds)]
-    others = found[len(seeded) :]
-    random.Random(context.seed).shuffle(others)
-    taken = (seeded + others)[: max(1, context.num_trials // _TRIALS_PER_RIVAL)]
+    """What competes, ready to begin."""
     return [
-        PartwiseRival(context, rival)
-        if isinstance(rival, Algorithm)
-        else WholeRival(context, rival)
-        for rival in taken
+        WholeRival(context, rival)
+        if isinstance(rival, JointSpace)
+        else PartwiseRival(context, rival)
+        for rival in _contents(space, context.num_trials, context.seed)
     ]
 
 
@@ -159,17 +158,16 @@ def _compete(rivals: Sequence[Rival], context: SearchContext, deadline: float | 
     """Searches all rivals, then round after round the better half of them."""
     left = context.num_trials - _num_kept_back(len(rivals))
     allotment = TimeAllotment(deadline, context.num_trials, context.clock)
-    for i, rival in enumerate(rivals):
-        if i and allotment.is_over:
-            break
-        rival.begin()
-        allotment.until(1)
+    _prepare(rivals, context, left)
+    _begin(rivals, context, allotment)
     alive = [rival for rival in rivals if rival.is_alive]
     searched = [rival for rival in alive if rival.room]
     while searched and left > 0 and not allotment.is_over:
-        share = left // num_rounds(len(searched))
-        quotas = divide(share, [1.0] * len(searched), [rival.room for rival in searched])
+        quotas = _quotas(searched, left)
         left -= sum(quotas)
+        # What compiles for one is ready when those before it have been measured.
+        for rival, quota in zip(searched, quotas, strict=True):
+            rival.plan(quota)
         for rival, quota in zip(searched, quotas, strict=True):
             rival.advance(quota, allotment.until(quota + 1))
         # One that has been tried in full stands as it is and takes nobody's place.
@@ -178,6 +176,34 @@ def _compete(rivals: Sequence[Rival], context: SearchContext, deadline: float | 
     if not allotment.is_over:
         for rival in _fastest(alive)[:1]:
             rival.combine(_NUM_COMBINED)
+
+
+def _prepare(rivals: Sequence[Rival], context: SearchContext, left: int) -> None:
+    """Lets compile what rivals begin with, then what their parts do if that works."""
+    for rival in rivals:
+        context.prepare([config for config in [rival.first(0)] if config is not None])
+    searched = [rival for rival in rivals if rival.room]
+    for rival, quota in zip(searched, _quotas(searched, left), strict=True):
+        rival.plan(quota)
+
+
+def _begin(rivals: Sequence[Rival], context: SearchContext, allotment: TimeAllotment) -> None:
+    """Measures a first whole config of each; of those whose does not work, the next one."""
+    allotment.until(len(rivals))
+    waiting, place = list(rivals), 0
+    while waiting and not allotment.is_over:
+        firsts = (rival.first(place) for rival in waiting)
+        context.measure([config for config in firsts if config is not None])
+        place += 1
+        waiting = [r for r in waiting if not r.is_alive and r.first(place) is not None]
+
+
+def _quotas(searched: Sequence[Rival], left: int) -> list[int]:
+    """Trials of each in the next round."""
+    if not searched or left <= 0:
+        return [0] * len(searched)
+    share = left // num_rounds(len(searched))
+    return divide(share, [1.0] * len(searched), [rival.room for rival in searched])
 
 
 def _fastest(rivals: Iterable[Rival]) -> list[Rival]:

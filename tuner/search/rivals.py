@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -21,6 +21,7 @@ from ..progress import ProgressListener
 from ..store import Store
 from ..store.records import StudyRecord, TrialRecord, WinnerRecord
 from .allotment import TimeAllotment, divide
+from .search_plan import SearchPlan
 from .starting_points import StartingPoints
 from .stopping import GainRule
 from .study_run import StudyRun
@@ -68,6 +69,12 @@ class SearchContext:
         new = [config for config in configs if config not in self.run.trials]
         self.run.evaluate(self.evaluator, new[: max(0, self.num_left())])
 
+    def prepare(self, configs: Iterable[Config]) -> None:
+        """Lets whole configs compile that may be evaluated later."""
+        for config in configs:
+            if config not in self.run.trials:
+                self.evaluator.prepare(config)
+
     def part_run(self, part: str, *, is_new: bool) -> StudyRun | None:
         """The study of a part; None where there is none and ``is_new`` does not ask for one."""
         key = replace(self.run.study.key, part=part)
@@ -104,8 +111,11 @@ class Rival(Protocol):
         Then it was not dropped, whatever the finals have made of times that were close.
         """
 
-    def begin(self) -> None:
-        """Measures a first whole config."""
+    def first(self, place: int) -> Config | None:
+        """The config to begin with, or at later places where those before it do not work."""
+
+    def plan(self, num_trials: int) -> None:
+        """Lets compile what ``advance`` with so many trials will begin with, as far as is known."""
 
     def advance(self, num_trials: int, deadline: float | None) -> None:
         """Searches on with so many trials, then measures its best as a whole."""
@@ -122,6 +132,7 @@ class WholeRival:
         self.is_alive = True
         self._context = context
         self._target = 1
+        self._planned: SearchPlan | None = None
 
     @property
     def room(self) -> int:
@@ -138,29 +149,39 @@ class WholeRival:
         """See ``Rival``."""
         return len(self._context.run.inside(self.space)) > self._target
 
-    def begin(self) -> None:
+    def first(self, place: int) -> Config | None:
         """See ``Rival``."""
-        self._context.measure([self.space.default])
+        return None if place else self.space.default
+
+    def plan(self, num_trials: int) -> None:
+        """See ``Rival``."""
+        self._planned = self._plan(self._target + num_trials)
+        if self._planned is not None:
+            self._context.prepare(self._planned.begins_with(self._context.evaluator.capacity))
 
     def advance(self, num_trials: int, deadline: float | None) -> None:
         """See ``Rival``."""
         self._target += num_trials
         context = self._context
+        plan, self._planned = self._planned, None
+        known = [context.run.trials[c].evaluation for c in context.run.inside(self.space)]
+        if plan is None or plan.num_trials != self._target or list(plan.known) != known:
+            plan = self._plan(self._target)
+        if plan is not None:
+            context.run.follow(
+                plan, context.evaluator, deadline=deadline, gain=context.gain, clock=context.clock
+            )
+
+    def _plan(self, target: int) -> SearchPlan | None:
+        """The search for so many trials in all; None where they have been run."""
+        context = self._context
         known = context.run.inside(self.space)
-        if len(known) >= self._target:
-            return
+        if len(known) >= target:
+            return None
         foreign = (c for c in context.points.foreign if self.space.check(c) is None)
-        context.run.search(
-            self.space,
-            context.evaluator,
-            StartingPoints(self.space.valid_seeds(), tuple(foreign)),
-            known,
-            num_trials=self._target,
-            deadline=deadline,
-            seed=context.seed,
-            gain=context.gain,
-            clock=context.clock,
-        )
+        points = StartingPoints(self.space.valid_seeds(), tuple(foreign))
+        seed = context.seed
+        return context.run.plan(self.space, points, known, num_trials=target, seed=seed)
 
     def combine(self, num_trials: int) -> None:
         """Has no parts to combine."""
@@ -173,9 +194,21 @@ class PartwiseRival:
         self.space = JointSpace((algorithm.space,))
         self._algorithm = algorithm
         self._context = context
-        self._sizes = part_sizes(algorithm)
+        rng = random.Random(context.seed)
+        drawn = (algorithm.space.sample(rng) for _ in range(_MAX_BASES))
+        found = _without_repeats(itertools.chain(algorithm.space.valid_seeds(), drawn))
+        self._more_firsts = itertools.islice(found, _MAX_BASES)
+        self._firsts: list[Config] = []
+        self._spaces: dict[tuple[str, Config], JointSpace] = {}
+        self._planned: dict[str, tuple[PartScope, SearchPlan]] = {}
+        self._sizes = part_sizes(algorithm, self._space)
         self._targets = dict.fromkeys(self._sizes, 0)
         self._runs: dict[str, StudyRun] = {}
+        for part in self._sizes:
+            # What an earlier run left counts from the start.
+            run = context.part_run(self._study_part(part), is_new=False)
+            if run is not None:
+                self._runs[part] = run
 
     @property
     def room(self) -> int:
@@ -197,33 +230,54 @@ class PartwiseRival:
         """See ``Rival``."""
         return any(len(run.trials) > self._targets[part] for part, run in self._runs.items())
 
-    def begin(self) -> None:
-        """Measures its configs, the default and seeds first, until one works."""
-        for part in self._sizes:
-            run = self._context.part_run(self._study_part(part), is_new=False)
-            if run is not None:
-                self._runs[part] = run
-        rng = random.Random(self._context.seed)
-        drawn = (self.space.spaces[0].sample(rng) for _ in range(_MAX_BASES))
-        first = dict.fromkeys((*self.space.valid_seeds(), *drawn))
-        for config in itertools.islice(first, _MAX_BASES):
-            self._context.measure([config])
-            if self.is_alive:
-                break
+    def first(self, place: int) -> Config | None:
+        """See ``Rival``: the default and seeds, then random ones."""
+        while len(self._firsts) <= place:
+            config = next(self._more_firsts, None)
+            if config is None:
+                return None
+            self._firsts.append(config)
+        return self._firsts[place]
+
+    def plan(self, num_trials: int) -> None:
+        """See ``Rival``: a first config that is still to be measured is taken to work."""
+        base = self._base()
+        capacity = self._context.evaluator.capacity
+        self._planned = {}
+        for part, target in self._shared_out(num_trials).items():
+            found = self._plan(part, base, target)
+            if found is None:
+                continue
+            self._planned[part] = found
+            scope, plan = found
+            self._context.prepare(map(scope.whole, plan.begins_with(capacity)))
 
     def advance(self, num_trials: int, deadline: float | None) -> None:
         """See ``Rival``."""
+        time_left = TimeAllotment(deadline, num_trials + 1, self._context.clock)
+        base = self._base()
+        targets, planned = self._shared_out(num_trials), self._planned
+        self._planned = {}
+        for part, target in targets.items():
+            num = target - self._targets[part]
+            self._targets[part] = target
+            until = time_left.until(num)
+            if time_left.is_over:
+                continue
+            found = planned.get(part)
+            if found is None or found[0].base != base or found[1].num_trials != target:
+                found = self._plan(part, base, target)
+            if found is not None:
+                self._search(*found, until)
+        self._context.measure([config for _, config in itertools.islice(self._combined(), 1)])
+
+    def _shared_out(self, num_trials: int) -> dict[str, int]:
+        """Trials in all of each part that gets more of them."""
         parts = list(self._sizes)
         weights = [math.log2(1 + self._sizes[part]) for part in parts]
         room = [self._sizes[part] - self._targets[part] for part in parts]
-        time_left = TimeAllotment(deadline, num_trials + 1, self._context.clock)
-        base = self._base()
-        for part, num in zip(parts, divide(num_trials, weights, room), strict=True):
-            self._targets[part] += num
-            until = time_left.until(num)
-            if num and not time_left.is_over:
-                self._search(part, base, until)
-        self._context.measure([config for _, config in itertools.islice(self._combined(), 1)])
+        shares = zip(parts, divide(num_trials, weights, room), strict=True)
+        return {part: self._targets[part] + num for part, num in shares if num}
 
     def combine(self, num_trials: int) -> None:
         """See ``Rival``."""
@@ -232,37 +286,47 @@ class PartwiseRival:
         self._context.measure(worthy[: num_trials + 1])
 
     def _base(self) -> Config:
-        return self._context.run.right_trials(self.space)[0][1]
+        """The best config that works; before any does, the one that is tried first."""
+        known = self._context.run.right_trials(self.space)
+        return known[0][1] if known else self.space.default
 
     def _study_part(self, part: str) -> str:
         return f"{self._algorithm}: {part}"
 
-    def _search(self, part: str, base: Config, deadline: float | None) -> None:
-        context = self._context
-        scope = PartScope.of(self._algorithm, part, base)
-        space = JointSpace((part_space(self._algorithm, scope),))
+    def _space(self, scope: PartScope) -> JointSpace:
+        """The configs of a part; looked through once beside the same config."""
+        key = scope.part, scope.base
+        found = self._spaces.get(key)
+        if found is None:
+            found = self._spaces[key] = JointSpace((part_space(self._algorithm, scope),))
+        return found
+
+    def _run(self, part: str) -> StudyRun:
+        """The study of the part, begun if it has to be."""
         run = self._runs.get(part)
         if run is None:
-            run = context.part_run(self._study_part(part), is_new=True)
+            run = self._context.part_run(self._study_part(part), is_new=True)
             assert run is not None
             self._runs[part] = run
+        return run
+
+    def _plan(self, part: str, base: Config, target: int) -> tuple[PartScope, SearchPlan] | None:
+        """The search of a part for so many trials in all; None where they have been run."""
+        context = self._context
+        scope = PartScope.of(self._algorithm, part, base)
+        space, run = self._space(scope), self._run(part)
         known = run.inside(space)
-        if len(known) >= self._targets[part]:
-            return
+        if len(known) >= target:
+            return None
         foreign = [c for c in context.points.foreign if self.space.check(c) is None]
-        points = StartingPoints(space.valid_seeds(), tuple(map(scope.of_whole, foreign)))
+        own = space.valid_seeds()
+        points = StartingPoints(own, tuple(map(scope.of_whole, foreign)))
+        return scope, run.plan(space, points, known, num_trials=target, seed=context.seed)
+
+    def _search(self, scope: PartScope, plan: SearchPlan, deadline: float | None) -> None:
+        context, run = self._context, self._run(scope.part)
         with closing(context.evaluators(run.study, scope)) as evaluator:
-            run.search(
-                space,
-                evaluator,
-                points,
-                known,
-                num_trials=self._targets[part],
-                deadline=deadline,
-                seed=context.seed,
-                gain=context.gain,
-                clock=context.clock,
-            )
+            run.follow(plan, evaluator, deadline=deadline, gain=context.gain, clock=context.clock)
 
     def _combined(self) -> Iterator[tuple[float, Config]]:
         """Valid whole configs from the best of each part with the sum of their times, least first.
@@ -283,14 +347,23 @@ class PartwiseRival:
                 yield sum(time_us for time_us, _ in chosen), config
 
 
-def part_sizes(algorithm: Algorithm) -> dict[str, int]:
-    """Number of configs of each part that leaves a choice."""
+def part_sizes(
+    algorithm: Algorithm, space_of: Callable[[PartScope], JointSpace] | None = None
+) -> dict[str, int]:
+    """Number of configs of each part that leaves a choice, beside the algorithm's default."""
     default = algorithm.space.default
-    sizes = {
-        part: part_space(algorithm, PartScope.of(algorithm, part, default)).count()
-        for part in algorithm.part_names
-    }
+    make = space_of or (lambda scope: JointSpace((part_space(algorithm, scope),)))
+    scopes = (PartScope.of(algorithm, part, default) for part in algorithm.part_names)
+    sizes = {scope.part: make(scope).count() for scope in scopes}
     return {part: size for part, size in sizes.items() if size > 1}
+
+
+def _without_repeats(configs: Iterable[Config]) -> Iterator[Config]:
+    seen: set[Config] = set()
+    for config in configs:
+        if config not in seen:
+            seen.add(config)
+            yield config
 
 
 def _best_us(run: StudyRun, space: JointSpace) -> float:

@@ -18,6 +18,7 @@ from ..store import Store
 from ..store.records import StudyRecord, TrialRecord, WinnerRecord
 from .loop import search
 from .samplers import DEFAULT_SAMPLER, make_sampler
+from .search_plan import SearchPlan
 from .starting_points import StartingPoints
 from .stopping import GainRule, Stopping, StoppingRule
 
@@ -78,6 +79,19 @@ class StudyRun:
 
         ``known`` are configs with a trial here; the other arguments are those of ``run_study``.
         """
+        plan = self.plan(space, points, known, num_trials=num_trials, seed=seed)
+        self.follow(plan, evaluator, deadline=deadline, gain=gain, clock=clock)
+
+    def plan(
+        self,
+        space: JointSpace,
+        points: StartingPoints,
+        known: Sequence[Config],
+        *,
+        num_trials: int,
+        seed: int,
+    ) -> SearchPlan:
+        """A search that has not begun; the arguments are those of ``search``."""
         sampler = make_sampler(
             DEFAULT_SAMPLER,
             space,
@@ -87,13 +101,26 @@ class StudyRun:
             first=points.own,
             foreign=points.foreign,
         )
-        stopping = Stopping(StoppingRule(num_trials, deadline, space.count()), gain)
-        for config in known:
-            evaluation = self.trials[config].evaluation
+        evaluations = tuple(self.trials[config].evaluation for config in known)
+        for evaluation in evaluations:
             sampler.tell(evaluation)
+        return SearchPlan(space, sampler, evaluations, num_trials)
+
+    def follow(
+        self,
+        plan: SearchPlan,
+        evaluator: Evaluator,
+        *,
+        deadline: float | None,
+        gain: GainRule | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Searches as planned; a plan serves once."""
+        stopping = Stopping(StoppingRule(plan.num_trials, deadline, plan.space.count()), gain)
+        for evaluation in plan.known:
             stopping.started()
             stopping.ended(evaluation)
-        search(sampler, evaluator, stopping, self.keep, clock)
+        search(plan, evaluator, stopping, self.keep, clock)
 
     def evaluate(self, evaluator: Evaluator, configs: Iterable[Config]) -> None:
         """Evaluates those of the configs that have no trial."""

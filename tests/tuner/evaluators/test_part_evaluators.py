@@ -137,7 +137,7 @@ def test_a_part_that_the_template_does_not_name_is_our_mistake(h200: Any, split:
         evaluate(evaluator, Config.of("triton", {"algorithm": "split"}))
 
 
-def test_a_part_is_predicted_from_its_own_launches_and_nothing_else_is_compiled(
+def test_a_part_is_predicted_from_its_own_launches_and_nothing_is_compiled_twice(
     split: Any, h200: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "compiled"
@@ -151,7 +151,8 @@ def test_a_part_is_predicted_from_its_own_launches_and_nothing_else_is_compiled(
             parts[part] = evaluate(evaluator, scope.of_whole(split.space.default))
     assert sum(found.time_us for found in parts.values()) == pytest.approx(whole.time_us)
     assert all(len(found.facts) == 1 for found in parts.values())
-    assert Counter(log.read_text().split()) == {f"{part}_kernel": 2 for part in parts_toy_op.PARTS}
+    # What the whole has compiled serves its parts.
+    assert Counter(log.read_text().split()) == {f"{part}_kernel": 1 for part in parts_toy_op.PARTS}
 
 
 def test_the_inputs_stay_from_part_to_part(h200: Any, split: Any) -> None:
