@@ -2,10 +2,10 @@
 """A covering sample of configs, each compiled and compared with the reference on a grid of batches.
 
 In the sample every pair of values of two parameters that can occur together does, for each template
-on each of a few families of problems; it is filled up at random. Configs share kernels as far as
-the pairs allow, and a kernel is compiled once, on one of all cores; then one process of a few takes
-a config over the grid (``covering_problems``), each batch twice. Counts by status are printed and
-written:
+on a few families of problems, until there are as many configs as wanted; on the other families each
+template has its default and its seeds. Configs share kernels as far as the pairs allow, and a
+kernel is compiled once, on one of all cores; then one process of a few takes a config over the grid
+(``covering_problems``), each batch twice. Counts by status are printed and written:
 
     python benchmarks/covering.py --budget-s 150 --json covering.json
     python benchmarks/covering.py --op gdn_chunk_fwd gdn_decode --budget-s 150 --json gdn.json
@@ -79,13 +79,13 @@ def print_counts(results: Sequence[Result], num_wanted: int) -> None:
 
 
 def pair_counts(groups: Sequence[Group], results: Sequence[Result]) -> list[dict[str, object]]:
-    """Of every group: the pairs that its space has, and those that a config that is ok covers."""
+    """Of every sampled space: its pairs, and those that a config that is ok covers."""
     ok: dict[tuple[str, str, str], list[Config]] = {}
     for r in results:
         if r.status == "ok":
             ok.setdefault((r.op, r.family, r.template), []).append(item_of(r).config)
     counts: list[dict[str, object]] = []
-    for group in groups:
+    for group in (group for group in groups if group.num_pairs):
         names = group.op, group.family, group.template
         counts.append(
             {

@@ -68,6 +68,7 @@ class Group:
     num_covering: int
     """How many of the first configs cover every pair of values that can be."""
     num_pairs: int
+    """Pairs that can be; 0 where the configs are the default and the seeds, whatever they cover."""
     num_impossible: int
     configs: tuple[Config, ...]
 
@@ -82,10 +83,12 @@ class Group:
         return template(self.op, self.template).backend
 
     def __str__(self) -> str:
+        start = f"{self.op:<14}{self.family:<26}{self.template:<17}{len(self.configs):>5} configs"
+        if not self.num_pairs:
+            return f"{start}: the default and the seeds"
         return (
-            f"{self.op:<14}{self.family:<26}{self.template:<17}{len(self.configs):>5} configs, the "
-            f"first {self.num_covering} cover {self.num_pairs} pairs; {self.num_impossible} pairs "
-            f"cannot be"
+            f"{start}, the first {self.num_covering} cover {self.num_pairs} pairs; "
+            f"{self.num_impossible} pairs cannot be"
         )
 
 
@@ -145,7 +148,8 @@ def sample(
     Args:
         ops: operations.
         device: the GPU whose spaces are sampled.
-        wanted: by backend; spaces are sampled one after the other until there are as many.
+        wanted: by backend; spaces are sampled one after the other until there are as many, and of
+            each space left the default and the seeds are taken.
         known: what was checked before; it is part of the sample and need not be compiled.
     """
     sources = [source for op in ops for source in _sources(op, device)]
@@ -186,11 +190,15 @@ def _groups(
     """What covers the pairs of as many sources as ``wanted`` takes, filled up to that.
 
     Filled up are those whose configs have most kernels: new configs are made of kernels there are.
+    Of the other sources there are the default and the seeds.
     """
     groups: dict[_Source, Group] = {}
+    rest: list[Group] = []
     for seed, source in enumerate(sources):
         if sum(len(group.configs) for group in groups.values()) < wanted:
             groups[source] = _covering(source, seed, source.of(known), compiled)
+        else:
+            rest.append(_known_good(source, compiled))
     most = max((source.kernels_each for source in groups), default=0)
     rich = [source for source in groups if source.kernels_each == most]
     missing = wanted - sum(len(group.configs) for group in groups.values())
@@ -199,8 +207,17 @@ def _groups(
         if share > 0:
             groups[source] = _filled(source, groups[source], share, place, compiled)
             missing -= share
-    print(*groups.values(), sep="\n", file=sys.stderr, flush=True)
-    return list(groups.values())
+    found = [*groups.values(), *rest]
+    print(*found, sep="\n", file=sys.stderr, flush=True)
+    return found
+
+
+def _known_good(source: _Source, compiled: set[Hashable]) -> Group:
+    """The default and the seeds of a space that is not sampled."""
+    configs = tuple(dict.fromkeys([source.space.default, *source.space.valid_seeds()]))
+    compiled |= frozenset().union(*map(source.kernels, configs))
+    names = source.op, source.family, source.space.template
+    return Group(*names, source.space.fingerprint(), 0, 0, 0, configs)
 
 
 def _covering(

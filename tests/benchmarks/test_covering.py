@@ -72,6 +72,25 @@ def test_a_sample_has_as_many_configs_as_wanted_and_every_pair(samples, op, tmp_
     assert num_kernels < 2 * num_configs
 
 
+def test_families_that_are_not_sampled_have_the_default_and_the_seeds(
+    covering, samples, problems, tmp_path, capsys
+) -> None:
+    import devices
+    from tilescout.search_spaces.registry import joint_space
+
+    path = tmp_path / "sample.json"
+    samples.write_sample(path, samples.sample(["gdn_decode"], devices.H200, {"tilelang": 0}, []))
+    groups = samples.load_sample(path, devices.H200)
+    assert {group.family for group in groups} == set(problems.FAMILIES["gdn_decode"])
+    for group in groups:
+        problem = problems.problem_of(group.op, group.family)
+        space = joint_space(problem, devices.H200, ["tilelang"]).of("tilelang")
+        assert set(group.configs) == {space.default, *space.valid_seeds()}
+        assert "the default and the seeds" in str(group)
+    covering.print_pairs(covering.pair_counts(groups, []))
+    assert capsys.readouterr().out == ""  # they promise no pairs
+
+
 def test_a_thousand_configs_two_hundred_of_them_tilelang_are_wanted(covering, monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["covering.py"])
     arguments = covering.parse_arguments()
