@@ -14,6 +14,7 @@ from .tilelang_specs import SCAN_KERNEL, SCAN_MODULE, SCAN_SOURCES, misalignment
 from .triton_config import SCAN
 from .triton_estimates import launch_estimates
 from .triton_specs import DEVICE_MODULES, KERNELS, TensorTraits, part_spec
+from .triton_template import HEAD_DIMS
 
 if TYPE_CHECKING:
     from .inputs import GdnChunkInputs, GdnChunkOutputs
@@ -24,7 +25,6 @@ __all__ = ["GdnChunkTileLang"]
 _MAJOR_CAPABILITIES = (9, 10, 12)
 """Architectures that the scan compiles for."""
 _DTYPES = ("bfloat16", "float16")
-HEAD_DIMS = (64, 96, 128, 192, 256)
 
 
 class GdnChunkTileLang(KernelTemplate):
