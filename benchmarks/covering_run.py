@@ -30,7 +30,7 @@ CHECK_TIMEOUT_S = 60.0
 _OK = TrialStatus.OK.value
 
 
-@dataclass
+@dataclass(frozen=True)
 class Result:
     """What became of one config."""
 
