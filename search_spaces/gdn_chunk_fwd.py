@@ -30,6 +30,7 @@ _WIDE_OUTPUT: dict[str, ParameterValue] = {
     **{"scan_num_stages": 3, "output_block_v": 128, "output_num_warps": 8}
 }
 _ROOMY_SMEM_BYTES = 160 << 10
+"""Of a block: compute capability 9.0 and 10.x have 227 KiB, 12.x 99."""
 _REGISTERS = (128, 168, 255)
 """Of a thread: four, three or two blocks of four warps on a multiprocessor; 255 is the limit."""
 
@@ -180,9 +181,8 @@ def _default(problem: GdnChunkProblem, device: DeviceSpec) -> Config:
         return _config(problem, scan_num_stages=1, chunk=16)
     if problem.dtype == "float32":
         return _config(problem)
-    split = {**_in_blocks(problem), **_WIDE_OUTPUT}
     is_roomy = device.smem_per_block_bytes >= _ROOMY_SMEM_BYTES
-    return _config(problem, **split) if is_roomy else _config(problem, **_in_blocks(problem))
+    return _config(problem, **_in_blocks(problem), **(_WIDE_OUTPUT if is_roomy else {}))
 
 
 def _in_blocks(problem: GdnChunkProblem) -> dict[str, ParameterValue]:
