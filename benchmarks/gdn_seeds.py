@@ -114,6 +114,11 @@ def intra_variants(problem: Problem, device: DeviceSpec) -> list[Config]:
     return found
 
 
+def own_templates(op: str) -> list[str]:
+    """The templates of the operation that are not libraries."""
+    return [name for name in operation(op).template_names if not template(op, name).is_external]
+
+
 def measured(
     problem: Problem, pairs: Sequence[tuple[Any, Any]], only: str | None, config: Config
 ) -> Mapping[str, Any]:
@@ -143,7 +148,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="*", choices=ROWS, default=[])
     parser.add_argument("--decode", nargs="*", type=int, default=[], metavar="BATCH")
     parser.add_argument("--intra-variants", action="store_true", help="of rows, instead of seeds")
-    parser.add_argument("--template", nargs="+", default=["triton", "tilelang"])
+    parser.add_argument("--template", nargs="+", help="of the operation; default: all of ours")
     add_arguments(parser)
     arguments = parser.parse_args()
     device = chosen_device(arguments)
@@ -153,7 +158,7 @@ def main() -> None:
             problem,
             intra_variants(problem, device)
             if arguments.intra_variants and label in ROWS
-            else seeds_of(problem, device, arguments.template),
+            else seeds_of(problem, device, arguments.template or own_templates(problem.op)),
         )
         for label in labels
         for problem in [problem_of(label, "KV" if label in ROWS else "VK")]
