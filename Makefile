@@ -24,7 +24,7 @@ tune: setup ## tune the quickstart workload and write build/report/index.html
 	$(BIN)/tilescout report --out $(REPORT)
 
 test: lint types ## run every check: format, lint, types, tests
-	TRITON_INTERPRET=1 $(BIN)/pytest $(PYTEST_ARGS) -m interpreter tests/kernels tests/ops
+	TRITON_INTERPRET=1 $(BIN)/pytest $(PYTEST_ARGS) -m interpreter tests/kernels tests/ops tests/benchmarks tests/tuner/adoption
 	$(BIN)/pytest $(PYTEST_ARGS)
 
 lint: setup ## check style and format
