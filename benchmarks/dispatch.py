@@ -60,14 +60,22 @@ class Target:
     """What is to be reached, and what was."""
 
     what: str
-    limit: float
+    limit: float | None
+    """None: a figure that is only reported."""
     measured: float
     unit: str
 
     @property
-    def is_met(self) -> bool:
-        """Whether it was reached."""
-        return self.measured <= self.limit
+    def is_met(self) -> bool | None:
+        """Whether it was reached; None without a limit."""
+        return None if self.limit is None else self.measured <= self.limit
+
+    @property
+    def line(self) -> str:
+        """Verdict, limit and figure in columns."""
+        verdict = {True: "pass", False: "FAIL", None: "    "}[self.is_met]
+        limit = "none" if self.limit is None else f"{self.limit:.2f}"
+        return f"{verdict}  {self.what:58} {limit:>8}  {self.measured:8.2f} {self.unit}"
 
 
 def main() -> None:
@@ -98,12 +106,9 @@ def main() -> None:
             targets += run_phase(phase, bench, table, given.rounds, is_gpu=is_gpu)
         tilescout.capture(None)
         tilescout.use_lock(None)
-    print("\ntarget" + " " * 58 + "limit  measured")
+    print("\ntarget" + " " * 62 + "limit  measured")
     for target in targets:
-        verdict = "pass" if target.is_met else "FAIL"
-        print(
-            f"{verdict}  {target.what:54} {target.limit:8.2f}  {target.measured:8.2f} {target.unit}"
-        )
+        print(target.line)
     if given.json:
         results = {
             "environment": environment(is_gpu=is_gpu),
@@ -151,8 +156,9 @@ def call_targets(phase: str, median: dict[str, float]) -> Iterator[Target]:
     direct = median["its launcher, tensors"]
     what = {"gdn": "gdn_decode", "paged": "paged_decode", "split": "paged_decode, split"}[phase]
     yield Target(f"{what}: out= over direct launch", 3.0, median["ours, out="] - direct, "us")
+    # Addresses that were never met before in any call: caching allocators give the same ones again.
     over = median["ours, out=, fresh tensors"] - median["its launcher, fresh tensors"]
-    yield Target(f"{what}: the same, fresh tensors in every call", 3.0, over, "us")
+    yield Target(f"{what}: the same, addresses never met before", None, over, "us")
     over = median["ours, torch.ops"] - direct
     yield Target(f"{what}: torch.ops over direct launch", 6.0, over, "us")
     limit = median["@triton.autotune"]

@@ -67,6 +67,20 @@ def test_a_capture_takes_over_a_launcher_for_good(streams: Streams) -> None:
     assert cache.get("a", CPU, streams.build) is warmed_up
 
 
+def test_graphs_of_one_stream_share_a_launcher_and_those_of_two_do_not(streams: Streams) -> None:
+    cache = LauncherCache()
+    owners = []
+    for stream in (2, 2, 3):
+        streams.stream, streams.is_capturing = 1, False
+        cache.get("a", CPU, streams.build)  # the eager call before each capture
+        streams.stream, streams.is_capturing = stream, True
+        owners.append(cache.get("a", CPU, streams.build))
+    assert owners[0] is owners[1]
+    assert owners[2] is not owners[0]
+    streams.stream, streams.is_capturing = 1, False
+    assert cache.get("a", CPU, streams.build) not in owners
+
+
 def test_nothing_is_built_during_a_capture(streams: Streams) -> None:
     streams.is_capturing = True
     with pytest.raises(UsageError, match="call the function once with the same shapes"):
