@@ -46,9 +46,7 @@ def test_what_cannot_work_is_refused(h200) -> None:
     assert "registers a thread for the tiles of scan" in space.check(wide)
     assert "tiles of intra" in space.check(default.replace(chunk=128, intra_num_warps=1))
     assert "blocks of 16 rows" in space.check(space.default.replace(chunk=128))
-    deep = default.replace(
-        chunk=128, scan_num_stages=4, intra_num_warps=8, output_num_warps=8
-    )
+    deep = default.replace(chunk=128, scan_num_stages=4, intra_num_warps=8, output_num_warps=8)
     assert "scan: " in space.check(deep)
 
 
