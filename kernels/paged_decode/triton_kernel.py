@@ -46,7 +46,7 @@ def _sine_and_cosine(turns):
 def _rotated(tile, rows, is_row, position, offs_d, rope, HEAD_DIM: tl.constexpr):
     """The tile [positions, dim] rotated by its positions, in fp32.
 
-    ``rope`` is (log2 of theta, scale). The other half of each row is read again: it lies in another
+    ``rope`` is (theta, scale). The other half of each row is read again: it lies in another
     thread's registers.
     """
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -54,10 +54,12 @@ def _rotated(tile, rows, is_row, position, offs_d, rope, HEAD_DIM: tl.constexpr)
     partner_d = tl.where(is_low, offs_d + HALF, offs_d - HALF)
     is_used = is_row[:, None] & (offs_d < HEAD_DIM)[None, :]
     partner = tl.load(rows[:, None] + partner_d[None, :], is_used, other=0.0).to(tl.float32)
-    # In turns: what is left after whole turns is small, however far the position.
-    turns = tl.exp2((offs_d % HALF).to(tl.float32) * (-2.0 / HEAD_DIM) * rope[0]) / rope[1]
-    angle = position.to(tl.float32)[:, None] * (turns * INVERSE_TWO_PI)[None, :]
-    sine, cosine = _sine_and_cosine(angle - tl.floor(angle + 0.5))
+    # In units of 2^-32 turns whole turns drop out of the product, however far the position.
+    exponent = (offs_d % HALF).to(tl.float64) * (-2.0 / HEAD_DIM)
+    radians = tl.exp2(exponent * tl.log2(tl.zeros_like(exponent) + rope[0])) / rope[1]
+    frequency = (radians * (4294967296.0 * INVERSE_TWO_PI) + 0.5).to(tl.int64).to(tl.int32)
+    angle = position[:, None] * frequency[None, :]
+    sine, cosine = _sine_and_cosine(angle.to(tl.float32) * 2.3283064365386963e-10)
     return tile.to(tl.float32) * cosine + partner * tl.where(is_low[None, :], -sine, sine)
 
 
@@ -295,7 +297,7 @@ def paged_decode_kernel(
     out_scale,
     lse_factor,
     cap_log2,
-    log2_theta,
+    rope_theta,
     rope_scale,
     q_stride_t,
     q_stride_h,
@@ -381,7 +383,7 @@ def paged_decode_kernel(
     table = (indptr, indices, lengths, table_stride, window_left)
     splits = (batch, num_splits, split_tokens)
     result = (out, lse, partial_out, partial_lse, lse_factor, out_stride_t, out_stride_h)
-    rope = (log2_theta, rope_scale)
+    rope = (rope_theta, rope_scale)
     options = (sinks, alibi_slopes, k_scale, v_scale, logit_scale, out_scale, cap_log2, rope)
     program = tl.program_id(0)
     if PDL:

@@ -98,7 +98,7 @@ class PagedDecodeTritonLauncher:
             unused if inputs.sinks is None else inputs.sinks,
             unused if inputs.alibi_slopes is None else inputs.alibi_slopes,
             *(k_scale, v_scale, logit_scale, out_scale, lse_factor),
-            *(cap * _LOG2_E, math.log2(rope.theta), rope.scale),
+            *(cap * _LOG2_E, rope.theta, rope.scale),
             *(*q.stride()[:2], *k.stride()[:3], *v.stride()[:3], *out_strides),
             *(table_stride, inputs.window_left, *splits),
         )

@@ -59,7 +59,7 @@ def _attention_spec(wide: TritonKernelSpec, config: Nvfp4Config) -> TritonKernel
     """The specification for a 16-bit cache, made one for codes and scales."""
     signature: dict[str, str] = {}
     for name, kind in wide.signature.items():
-        if name in ("log2_theta", "rope_scale"):
+        if name in ("rope_theta", "rope_scale"):
             continue
         if name == "out_stride_t":
             signature |= dict.fromkeys(_SCALE_STRIDES, "i64")

@@ -134,7 +134,7 @@ def _attention_spec(
             "arrivals": "*i32",
             **dict.fromkeys(("sinks", "alibi_slopes", "k_scale", "v_scale"), "*fp32"),
             **dict.fromkeys(("logit_scale", "out_scale", "lse_factor"), "fp32"),
-            **dict.fromkeys(("cap_log2", "log2_theta", "rope_scale"), "fp32"),
+            **dict.fromkeys(("cap_log2", "rope_theta", "rope_scale"), "fp32"),
             **dict.fromkeys(strides, "i64"),
             **dict.fromkeys(("table_stride", "window_left"), "i32"),
             **dict.fromkeys(("batch", "num_splits", "split_tokens"), "i32"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
+from moving_pointers import disassembled
 from tilescout.kernels.paged_decode import PagedDecodeProblem
 from tilescout.kernels.registry import module_of, template
 from tilescout.search_spaces.paged_decode import triton_space
@@ -43,6 +45,36 @@ def test_default_compiles_and_fits(arch: int, options: str) -> None:
     assert attention.smem_bytes <= device.smem_per_block_bytes
     assert attention.spill_bytes == merge.spill_bytes == 0
     assert attention.mma_kind != "none"
+
+
+DOUBLE = re.compile(r"\bD(?:ADD|MUL|FMA|SETP)\b|\.F64\b")
+
+
+def code_of(sku: str, **changes: object) -> str:
+    """Machine code of the attention kernel."""
+    device, problem = gpu(sku), PROBLEM.changed(changes)
+    config = triton_space(problem, device).default
+    attention, *_ = template("paged_decode", "triton").kernel_specs(problem, config)
+    return disassembled(attention.compile(device.arch).cubin)
+
+
+def loops_over_tokens(sass: str) -> list[str]:
+    """Code between a label and a branch back to it where that has matrix products."""
+    labels = {match[1]: match.end() for match in re.finditer(r"^(\.L_\w+):", sass, re.MULTILINE)}
+    branches = re.finditer(r"\bBRA\b.*`\((\.L_\w+)\)", sass)
+    loops = (sass[labels[match[1]] : match.start()] for match in branches)
+    return [loop for loop in loops if "MMA" in loop]
+
+
+@pytest.mark.parametrize("sku", ["h200", "rtx5090"])
+def test_doubles_of_rope_lie_before_the_loop_and_in_no_other_kernel(sku: str) -> None:
+    # Consumer GPUs compute one double where they compute 64 floats.
+    rotating = code_of(sku, has_rope=True)
+    loops = loops_over_tokens(rotating)
+    assert DOUBLE.search(rotating)
+    assert loops
+    assert not any(map(DOUBLE.search, loops))
+    assert not DOUBLE.search(code_of(sku))
 
 
 def test_every_architecture_of_the_issue_is_there() -> None:
