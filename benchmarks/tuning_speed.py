@@ -246,7 +246,7 @@ class MadeUpEvaluator:
     def prepare(self, config: Config) -> None:
         """See ``Evaluator``; nothing is done early."""
 
-    def collect(self) -> Evaluation:
+    def collect(self, until: float | None = None) -> Evaluation:
         """The one that waits longest."""
         return self._evaluate(self._waiting.pop(0))
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from ..kernels.base import Config, ParameterValue
 from .parameters import Parameter
+from .remembered import Remembered
 from .space import Constraint, SearchSpace
 
 __all__ = [
@@ -135,17 +136,27 @@ class _Completing:
 
     def __init__(self, scope: PartScope) -> None:
         self._scope = scope
-        self._last: tuple[Config, Config] | None = None
+        self._held = {n: value for n, value in scope.base.values if n not in scope.own}
+        self._config: Config | None = None
+        self._values: dict[str, ParameterValue] = {}
 
-    def __call__(self, config: Config) -> Config:
-        last = self._last
-        if last is None or last[0] is not config:
-            last = self._last = (config, self._scope.whole(config))
-        return last[1]
+    def values(self, config: Config) -> dict[str, ParameterValue]:
+        """Those of the complete config."""
+        if self._config is not config:
+            self._config, self._values = config, {**self._held, **dict(config.values)}
+        return self._values
+
+    def whole(self) -> Config:
+        """The complete config of the one whose values were asked for last."""
+        assert self._config is not None
+        return Config.of(self._config.template, self._values)
 
 
 def _beside(complete: _Completing, constraint: Constraint) -> Constraint:
-    return Constraint(constraint.name, lambda config: constraint.check(complete(config)))
+    known = Remembered.of(constraint)
+    return Constraint(
+        constraint.name, lambda config: known.check(complete.values(config), complete.whole)
+    )
 
 
 def _shared_names(space: SearchSpace) -> list[str]:

@@ -40,7 +40,7 @@ class FormulaEvaluator:
     def prepare(self, config: Config) -> None:
         """Nothing takes time."""
 
-    def collect(self) -> Evaluation:
+    def collect(self, until: float | None = None) -> Evaluation:
         if len(self.evaluated) == self._interrupt_after:
             raise KeyboardInterrupt
         config = self._in_flight.pop(0)

@@ -40,7 +40,7 @@ class PartsEvaluator(FormulaEvaluator):
         self.scope = scope
         self._log = log
 
-    def collect(self) -> Evaluation:
+    def collect(self, until: float | None = None) -> Evaluation:
         self._log.before(self._in_flight[0], self.scope)
         return super().collect()
 

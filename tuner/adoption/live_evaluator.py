@@ -144,7 +144,7 @@ class LiveEvaluator:
     def prepare(self, config: Config) -> None:
         """See ``Evaluator``; nothing is done early."""
 
-    def collect(self) -> Evaluation:
+    def collect(self, until: float | None = None) -> Evaluation:
         """Verifies and times the next config."""
         return self._evaluate(self._queue.popleft())
 

@@ -32,10 +32,11 @@ class Evaluator(Protocol):
         It is not in flight, and need not be submitted.
         """
 
-    def collect(self) -> Evaluation | None:
+    def collect(self, until: float | None = None) -> Evaluation | None:
         """The next config that ended; waits for one. Only legal while one is in flight.
 
-        None: a config was taken back, because the time was up while it still compiled.
+        None: a config was taken back, because it still compiled when the time was up: that of the
+        evaluator, or of this call, in seconds of ``time.monotonic``.
         """
 
     def finals(self, configs: Sequence[Config]) -> list[Evaluation]:

@@ -120,7 +120,9 @@ class MeasureEvaluator:
         self.capacity = self._compilers.num_workers + _QUEUED_FOR_GPU
         self._in_flight = 0
         self._has_ended = threading.Event()
-        """The GPU has judged a config."""
+        """The GPU has judged a config; where there is a part, a whole one before."""
+        if scope is not None:
+            self._has_ended.set()
         self._compiling: set[Future[CompileResult]] = set()
         """Jobs of configs that no GPU has seen."""
         self._ready: queue.Queue[tuple[Evaluation, str | None] | None] = queue.Queue()
@@ -188,27 +190,29 @@ class MeasureEvaluator:
             reads_code=False,
         )
 
-    def collect(self) -> Evaluation | None:
-        """The next config that ended; None for one that was taken back.
+    def collect(self, until: float | None = None) -> Evaluation | None:
+        """The next config that ended; None for one that was taken back, see ``Evaluator``.
 
         Raises:
             DeviceError: the GPU cannot be used, whatever the config.
         """
         assert self._in_flight > 0, "nothing is in flight"
-        ended = self._next_ended()
+        ended = self._next_ended(until)
         self._in_flight -= 1
         if isinstance(ended, BaseException):
             raise ended
         return ended
 
-    def _next_ended(self) -> Evaluation | BaseException | None:
-        """Waits for what ended; past the deadline, takes back what still compiles."""
-        while self._deadline is not None:
-            time_left_s = max(0.0, self._deadline - time.monotonic())
+    def _next_ended(self, until: float | None) -> Evaluation | BaseException | None:
+        """Waits for what ended; past the deadline or ``until``, takes back what still compiles."""
+        while self._deadline is not None or until is not None:
+            limits = [limit for limit in (self._deadline, until) if limit is not None]
+            time_left_s = max(0.0, min(limits) - time.monotonic())
             with suppress(queue.Empty):
                 return self._done.get(timeout=time_left_s or _POLL_S)
             # However little time there is, one config is tried.
-            if self._has_ended.is_set():
+            is_over = until is not None and time.monotonic() >= until
+            if is_over or self._has_ended.is_set():
                 for job in tuple(self._compiling):
                     if job.cancel():
                         self._done.put(None)

@@ -76,15 +76,17 @@ class PredictEvaluator:
         module = registry.module_of(problem.op)
         self._pool.prepare(problem.op, module, config.template, problem, whole, self._device.arch)
 
-    def collect(self) -> Evaluation | None:
+    def collect(self, until: float | None = None) -> Evaluation | None:
         """The prediction for the config that was submitted first; waits for its compiler.
 
-        None: it was taken back, because it still compiled at the deadline.
+        None: it was taken back, because it still compiled at the deadline or at ``until``.
         """
-        # However little time there is, something is predicted.
-        if self._deadline is None or not self._num_collected:
+        # However little time there is, something is predicted: one whole config.
+        own = self._deadline if self._num_collected or self._scope else None
+        limits = [limit for limit in (own, until) if limit is not None]
+        if not limits:
             return self._collected(None)
-        return self._collected(max(0.0, self._deadline - time.monotonic()))
+        return self._collected(max(0.0, min(limits) - time.monotonic()))
 
     def finals(self, configs: Sequence[Config]) -> list[Evaluation]:
         """The configs by predicted time, failed ones last; ties go to the earlier."""

@@ -34,7 +34,7 @@ class ReplayEvaluator:
     def prepare(self, config: Config) -> None:
         """See ``Evaluator``; a recording needs no time."""
 
-    def collect(self) -> Evaluation:
+    def collect(self, until: float | None = None) -> Evaluation:
         """See ``Evaluator``."""
         return self._evaluate(self._in_flight.popleft())
 

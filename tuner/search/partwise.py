@@ -90,9 +90,8 @@ def run_search(
             gain=gain,
             clock=clock,
         )
-        context.measure([space.default])
-        run.evaluate(evaluator, carried)
-        _compete(_rivals(space, context), context, deadline)
+        rivals = _rivals(space, context)
+        _compete(rivals, context, deadline, [space.default, *carried])
         return run.decide(evaluator, space.default, num_finalists)
 
 
@@ -154,14 +153,21 @@ def _rivals(space: JointSpace, context: SearchContext) -> list[Rival]:
     ]
 
 
-def _compete(rivals: Sequence[Rival], context: SearchContext, deadline: float | None) -> None:
-    """Searches all rivals, then round after round the better half of them."""
+def _compete(
+    rivals: Sequence[Rival],
+    context: SearchContext,
+    deadline: float | None,
+    given: Sequence[Config],
+) -> None:
+    """Searches all rivals, then round after round the better half of them.
+
+    The configs ``given`` come first of all.
+    """
     left = context.num_trials - _num_kept_back(len(rivals))
     allotment = TimeAllotment(deadline, context.num_trials, context.clock)
-    _prepare(rivals, context, left)
-    _begin(rivals, context, allotment)
-    alive = [rival for rival in rivals if rival.is_alive]
-    searched = [rival for rival in alive if rival.room]
+    _begin(rivals, context, allotment, given, left)
+    searched = [rival for rival in rivals if rival.is_alive and rival.room]
+    late = [rival for rival in rivals if not rival.has_begun]
     while searched and left > 0 and not allotment.is_over:
         quotas = _quotas(searched, left)
         left -= sum(quotas)
@@ -170,32 +176,64 @@ def _compete(rivals: Sequence[Rival], context: SearchContext, deadline: float | 
             rival.plan(quota)
         for rival, quota in zip(searched, quotas, strict=True):
             rival.advance(quota, allotment.until(quota + 1))
+        began = _begun_late(late, context)
+        late = [rival for rival in late if not rival.has_begun]
         # One that has been tried in full stands as it is and takes nobody's place.
-        searched = _fastest(rival for rival in searched if rival.room)
+        searched = _fastest(rival for rival in (*searched, *began) if rival.room)
+        alive = [rival for rival in rivals if rival.is_alive]
         searched = searched[: _half(len(searched))] or _fastest(r for r in alive if r.room)[:1]
     if not allotment.is_over:
-        for rival in _fastest(alive)[:1]:
+        for rival in _fastest(rival for rival in rivals if rival.is_alive)[:1]:
             rival.combine(_NUM_COMBINED)
 
 
-def _prepare(rivals: Sequence[Rival], context: SearchContext, left: int) -> None:
-    """Lets compile what rivals begin with, then what their parts do if that works."""
-    for rival in rivals:
-        context.prepare([config for config in [rival.first(0)] if config is not None])
+def _begin(
+    rivals: Sequence[Rival],
+    context: SearchContext,
+    allotment: TimeAllotment,
+    given: Sequence[Config],
+    left: int,
+) -> None:
+    """Measures what is given and a first whole config of each; where one does not work, the next.
+
+    Meanwhile the parts are looked through, and what they will try first begins to compile. When
+    their share of the time is over and half of them have been measured, the others are not waited
+    for: a compiler may take longer than there is time, and goes on meanwhile.
+    """
+    until = allotment.until(len(rivals))
+    firsts = [config for rival in rivals if (config := rival.first(0)) is not None]
+    context.prepare([*given, *firsts])
+    if given[1:]:
+        context.run.evaluate(context.evaluator, given)
+    context.measure(
+        [*given[:1], *firsts],
+        until=until,
+        num_enough=_half(len(firsts)),
+        meanwhile=lambda: _plan(rivals, left),
+    )
+    waiting, place = list(rivals), 0
+    while not allotment.is_over:
+        place += 1
+        waiting = [r for r in waiting if r.has_begun and not r.is_alive and r.first(place)]
+        if not waiting:
+            return
+        following = [config for rival in waiting if (config := rival.first(place)) is not None]
+        context.measure(following, until=until, num_enough=_half(len(following)))
+
+
+def _plan(rivals: Sequence[Rival], left: int) -> None:
+    """Lets compile what the first round begins with, if the first configs work."""
     searched = [rival for rival in rivals if rival.room]
     for rival, quota in zip(searched, _quotas(searched, left), strict=True):
         rival.plan(quota)
 
 
-def _begin(rivals: Sequence[Rival], context: SearchContext, allotment: TimeAllotment) -> None:
-    """Measures a first whole config of each; of those whose does not work, the next one."""
-    allotment.until(len(rivals))
-    waiting, place = list(rivals), 0
-    while waiting and not allotment.is_over:
-        firsts = (rival.first(place) for rival in waiting)
-        context.measure([config for config in firsts if config is not None])
-        place += 1
-        waiting = [r for r in waiting if not r.is_alive and r.first(place) is not None]
+def _begun_late(late: Sequence[Rival], context: SearchContext) -> list[Rival]:
+    """Those that have been compiled meanwhile and work."""
+    firsts = [config for rival in late if (config := rival.first(0)) is not None]
+    if firsts:
+        context.measure(firsts, until=context.clock())
+    return [rival for rival in late if rival.is_alive]
 
 
 def _quotas(searched: Sequence[Rival], left: int) -> list[int]:

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol
 
 from ...kernels.base import Config, Problem
@@ -64,10 +65,30 @@ class SearchContext:
         """Trials that may still be run, those of parts counted."""
         return self.num_trials - sum(len(run.trials) for run in (self.run, *self.part_runs))
 
-    def measure(self, configs: Sequence[Config]) -> None:
-        """Evaluates whole configs that have no trial, as far as trials are left."""
+    def measure(
+        self,
+        configs: Sequence[Config],
+        *,
+        until: float | None = None,
+        num_enough: int = 0,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Evaluates whole configs that have no trial, as far as trials are left.
+
+        The further arguments are those of ``StudyRun.evaluate``.
+        """
         new = [config for config in configs if config not in self.run.trials]
-        self.run.evaluate(self.evaluator, new[: max(0, self.num_left())])
+        self.run.evaluate(
+            self.evaluator,
+            new[: max(0, self.num_left())],
+            until=until,
+            num_enough=num_enough,
+            meanwhile=meanwhile,
+        )
+
+    def is_tried(self, config: Config) -> bool:
+        """Whether the whole config has a trial."""
+        return config in self.run.trials
 
     def prepare(self, configs: Iterable[Config]) -> None:
         """Lets whole configs compile that may be evaluated later."""
@@ -95,6 +116,10 @@ class Rival(Protocol):
     @property
     def room(self) -> int:
         """How many trials it can still take."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its first whole config has been tried."""
 
     @property
     def is_alive(self) -> bool:
@@ -129,7 +154,6 @@ class WholeRival:
 
     def __init__(self, context: SearchContext, space: JointSpace) -> None:
         self.space = space
-        self.is_alive = True
         self._context = context
         self._target = 1
         self._planned: SearchPlan | None = None
@@ -138,6 +162,16 @@ class WholeRival:
     def room(self) -> int:
         """See ``Rival``."""
         return self.space.count() - self._target
+
+    @property
+    def has_begun(self) -> bool:
+        """See ``Rival``."""
+        return self._context.is_tried(self.space.default)
+
+    @property
+    def is_alive(self) -> bool:
+        """See ``Rival``: nothing has to work before others are tried."""
+        return self.has_begun
 
     @property
     def best_us(self) -> float:
@@ -201,19 +235,33 @@ class PartwiseRival:
         self._firsts: list[Config] = []
         self._spaces: dict[tuple[str, Config], JointSpace] = {}
         self._planned: dict[str, tuple[PartScope, SearchPlan]] = {}
-        self._sizes = part_sizes(algorithm, self._space)
-        self._targets = dict.fromkeys(self._sizes, 0)
-        self._runs: dict[str, StudyRun] = {}
-        for part in self._sizes:
-            # What an earlier run left counts from the start.
-            run = context.part_run(self._study_part(part), is_new=False)
-            if run is not None:
-                self._runs[part] = run
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        """Looks through all parts, which takes a while."""
+        return part_sizes(self._algorithm, self._space)
+
+    @cached_property
+    def _targets(self) -> dict[str, int]:
+        """Trials in all that each part was given."""
+        return dict.fromkeys(self._sizes, 0)
+
+    @cached_property
+    def _runs(self) -> dict[str, StudyRun]:
+        """The studies of the parts; what an earlier run left counts from the start."""
+        context = self._context
+        found = {p: context.part_run(self._study_part(p), is_new=False) for p in self._sizes}
+        return {part: run for part, run in found.items() if run is not None}
 
     @property
     def room(self) -> int:
         """See ``Rival``."""
         return sum(self._sizes.values()) - sum(self._targets.values())
+
+    @property
+    def has_begun(self) -> bool:
+        """See ``Rival``."""
+        return self._context.is_tried(self.space.default)
 
     @property
     def is_alive(self) -> bool:

@@ -28,6 +28,10 @@ _OK = frozenset({TrialStatus.OK})
 _RIGHT = frozenset({TrialStatus.OK, TrialStatus.PRUNED})
 
 
+def _nothing() -> None:
+    """What is done meanwhile where there is nothing to do."""
+
+
 class StudyRun:
     """Trials of one study, stored and new."""
 
@@ -122,17 +126,35 @@ class StudyRun:
             stopping.ended(evaluation)
         search(plan, evaluator, stopping, self.keep, clock)
 
-    def evaluate(self, evaluator: Evaluator, configs: Iterable[Config]) -> None:
-        """Evaluates those of the configs that have no trial."""
+    def evaluate(
+        self,
+        evaluator: Evaluator,
+        configs: Iterable[Config],
+        *,
+        until: float | None = None,
+        num_enough: int = 0,
+        meanwhile: Callable[[], None] = _nothing,
+    ) -> None:
+        """Evaluates those of the configs that have no trial.
+
+        Where so many have ended, the rest is not waited for after ``until``. ``meanwhile`` is
+        called once, when as many as may be are in flight.
+        """
         waiting = deque(c for c in dict.fromkeys(configs) if c not in self.trials)
-        num_in_flight = 0
+        num_in_flight = num_ended = 0
+        if not waiting:
+            meanwhile()
         while waiting or num_in_flight:
             while waiting and num_in_flight < evaluator.capacity:
                 evaluator.submit(waiting.popleft())
                 num_in_flight += 1
-            evaluation = evaluator.collect()
+            meanwhile()
+            meanwhile = _nothing
+            is_enough = until is not None and num_ended >= num_enough
+            evaluation = evaluator.collect(until) if is_enough else evaluator.collect()
             num_in_flight -= 1
             if evaluation is not None:
+                num_ended += 1
                 self.keep(evaluation)
 
     def decide(
