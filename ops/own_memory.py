@@ -17,6 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = ["kept_copy", "own_memory"]
 
+_HAND_OVER = torch.ops.aten.lift_fresh.default
+"""How ``torch.tensor`` gives a tensor away, after it has allocated it past every mode."""
+
 
 @contextmanager
 def own_memory(device: torch.device) -> Iterator[None]:
@@ -56,6 +59,10 @@ class _Elsewhere(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         del types
-        if func.is_view:  # has no memory of its own, and autograd wants its views from this thread
+        if func is _HAND_OVER:
+            func = torch.ops.aten.clone.default
+        elif (
+            func.is_view
+        ):  # has no memory of its own, and autograd wants its views from this thread
             return func(*args, **(kwargs or {}))
         return self._thread.submit(func, *args, **(kwargs or {})).result()

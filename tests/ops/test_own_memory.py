@@ -49,11 +49,13 @@ def test_another_thread_allocates_and_gives_what_was_asked_for() -> None:
     with CallersPool() as pool:
         with own_memory(CPU):
             found = make()
+            of_numbers = torch.tensor([3, 1])
         copy = kept_copy(found[2])
     assert threads == [threading.get_ident()], "only memory comes from elsewhere"
     assert pool.num_allocations == 0
     assert torch.equal(found[0], torch.zeros((2, 2), dtype=torch.int32))
     assert found[1].stride() == (0,)
+    assert of_numbers.tolist() == [3, 1]
     assert torch.equal(copy, torch.arange(6.0).view(2, 3).T)
     assert copy.stride() == found[2].stride()
 
