@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import parts_study
+import parts_toy_op
 import pytest
 from formula_evaluator import FormulaEvaluator
 from tilescout.kernels.base import Config
 from tilescout.kernels.device import DeviceSpec
+from tilescout.search_spaces.registry import joint_space
 from tilescout.tuner.compile_pool import CompilePool
 from tilescout.tuner.evaluators.measure import MeasureEvaluator
 from tilescout.tuner.evaluators.predict import PredictEvaluator
@@ -73,3 +78,43 @@ def test_a_search_is_told_of_what_ended_alone() -> None:
     assert sampler.num_asked == 6
     assert kept == sampler.told
     assert len(kept) == 3
+
+
+@pytest.mark.parametrize("kind", [MeasureEvaluator, PredictEvaluator])
+def test_a_caller_waits_no_longer_than_it_says(kind: Any, toy: Any, h200: DeviceSpec) -> None:
+    options = {"torch_device": "cpu"} if kind is MeasureEvaluator else {}
+    with CompilePool(2) as pool:
+        pools = {"compilers": pool} if kind is MeasureEvaluator else {"pool": pool}
+        with kind(toy.ToyProblem(64), h200, **pools, **options) as evaluator:
+            evaluator.submit(config("compile_hang"))
+            assert evaluator.collect(time.monotonic()) is None
+            # The other process has not been touched.
+            evaluator.submit(config("ok"))
+            ended = evaluator.collect()
+    assert ended is not None
+    assert ended.status is TrialStatus.OK
+
+
+@pytest.mark.parametrize("kind", [MeasureEvaluator, PredictEvaluator])
+def test_what_was_prepared_is_not_compiled_again(
+    kind: Any, h200: DeviceSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts_study.register()
+    log = tmp_path / "compiled"
+    monkeypatch.setenv("TOY_COMPILED", str(log))
+    problem = parts_toy_op.PartsToyProblem(64)
+    default = joint_space(problem, h200).default
+    options = {"torch_device": "cpu"} if kind is MeasureEvaluator else {}
+    with CompilePool(1) as pool:
+        pools = {"compilers": pool} if kind is MeasureEvaluator else {"pool": pool}
+        with kind(problem, h200, **pools, **options) as evaluator:
+            evaluator.prepare(default)
+            evaluator.submit(default)
+            ended = evaluator.collect()
+            assert ended is not None
+            assert ended.status is TrialStatus.OK
+    compiled = log.read_text().split()
+    # Measured ones are compiled, from a cache on disk, once more to read the code.
+    most = 2 if kind is MeasureEvaluator else 1
+    assert compiled
+    assert max(Counter(compiled).values()) <= most
