@@ -104,7 +104,8 @@ class CompilePool:
     ) -> None:
         """Compiles a config that may be submitted later, when there is nothing else to do.
 
-        What is wrong with it is told when it is submitted.
+        With ``reads_code=False`` code is read when all that is prepared is compiled. What is wrong
+        with it is told when it is submitted.
         """
         with suppress(Exception):
             specs = _specs(op_name, op_module, template, problem, config, "")

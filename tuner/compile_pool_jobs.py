@@ -48,6 +48,8 @@ class _Job:
     waiting: list[Future[CompileResult]] = field(default_factory=list)
     running: Future[CompileResult] | None = None
     started: float = 0.0
+    is_read_later: bool = False
+    """Whether its code is to be read when it is compiled and nothing is more urgent."""
     result: CompileResult | None = None
 
     @property
@@ -100,10 +102,16 @@ class KernelJobs:
         return outer
 
     def prepare(self, keys: Sequence[KernelKey]) -> None:
-        """Compiles the kernels when no process has anything more urgent to do."""
+        """Compiles the kernels when no process has anything more urgent to do.
+
+        Code that is not read with the compile is read behind it: who measures a config asks for it
+        in the end, and would wait.
+        """
         with self._lock:
             for key in keys:
-                self._job(key)
+                job = self._job(key)
+                if job.result is None:
+                    job.is_read_later = not key.reads_code
         self._fill()
 
     def drop_prepared(self) -> None:
@@ -205,6 +213,8 @@ class KernelJobs:
             if result is not None and result.status in _LASTING:
                 # Who waited takes the time it cost; what was prepared is paid by the first to ask.
                 job.result = result.at_no_cost() if waiting else result
+                if job.is_read_later and result.status is TrialStatus.OK:
+                    self._job(job.key._replace(reads_code=True))
             else:
                 del self._jobs[job.key]
         for place, future in enumerate(waiting):

@@ -24,8 +24,8 @@ class Spec:
         raise AssertionError("nothing is compiled here")
 
 
-def keys(*names: str) -> list[KernelKey]:
-    return [KernelKey(Spec(name), 90, False) for name in names]
+def keys(*names: str, reads_code: bool = True) -> list[KernelKey]:
+    return [KernelKey(Spec(name), 90, reads_code) for name in names]
 
 
 class Compilers:
@@ -36,9 +36,10 @@ class Compilers:
         self.jobs: dict[str, Future[CompileResult]] = {}
 
     def __call__(self, key: KernelKey) -> Future[CompileResult]:
-        self.begun.append(key.spec.name)
-        self.jobs[key.spec.name] = Future()
-        return self.jobs[key.spec.name]
+        name = key.spec.name if key.reads_code else f"{key.spec.name} unread"
+        self.begun.append(name)
+        self.jobs[name] = Future()
+        return self.jobs[name]
 
     def end(self, name: str, status: TrialStatus = TrialStatus.OK, compile_s: float = 2.0) -> None:
         self.jobs[name].set_result(CompileResult(status, "", (), compile_s, f"code of {name}"))
@@ -101,7 +102,7 @@ def test_what_takes_long_begins_first(compilers: Compilers) -> None:
     queue = KernelJobs(1, compilers)
     queue.prepare(keys("running", "triton"))
     slow = TileLangKernelSpec("module", "factory", "slow", {})
-    queue.prepare([KernelKey(slow, 90, False)])
+    queue.prepare([KernelKey(slow, 90, True)])
     compilers.end("running")
     assert compilers.begun == ["running", "slow_kernel"]
 
@@ -113,6 +114,21 @@ def test_what_was_prepared_is_paid_by_the_first_to_ask(
     compilers.end("a")
     assert queue.submit(keys("a")).result().compile_s == 2.0
     assert queue.submit(keys("a")).result().compile_s == 0.0
+
+
+def test_code_of_what_was_prepared_is_read_behind_it(compilers: Compilers) -> None:
+    queue = KernelJobs(1, compilers)
+    queue.prepare(keys("a", "b", reads_code=False))
+    for name in ("a unread", "b unread"):
+        compilers.end(name)
+    assert compilers.begun == ["a unread", "b unread", "a"]
+    compilers.end("a")
+    assert queue.submit(keys("a")).done()
+    compilers.end("b", TrialStatus.COMPILE_ERROR)
+    job = queue.submit(keys("c", reads_code=False))
+    compilers.end("c unread")
+    assert job.done()
+    assert compilers.begun[3:] == ["b", "c unread"], "only what was prepared is read unasked"
 
 
 def test_giving_up_leaves_what_runs_and_what_others_want(
