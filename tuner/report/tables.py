@@ -126,7 +126,14 @@ def _cell(column: Column, row: dict[str, object]) -> Cell:
     if mark and mark != "measured":
         text = f"{text} ({mark})"
     href = row.get(column.href)
-    return Cell(text, "" if value is None else str(value), str(href) if href else "")
+    return Cell(text, _sort_value(value), str(href) if href else "")
+
+
+def _sort_value(value: object) -> str:
+    """Enough digits to sort by; the CSV files have all."""
+    if isinstance(value, float):
+        return f"{value:.7g}"
+    return "" if value is None else str(value)
 
 
 def written(value: object, kind: Kind) -> str:

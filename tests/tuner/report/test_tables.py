@@ -53,11 +53,11 @@ def table_of(*rows):
     return make_table(frame, COLUMNS_HERE, table_id="t", caption="c", csv="t.csv")
 
 
-def test_cells_show_rounded_and_sort_by_the_exact_value():
+def test_cells_show_rounded_and_sort_by_more_digits():
     table = table_of(Row("a", 1234, 10.123456, 11.0), Row("b", None, None, None))
     first, second = table.rows
     assert [cell.text for cell in first] == ["a", "1,234", "10.12 to 11.00", "yes"]
-    assert [cell.sort_value for cell in first] == ["a", "1234", "10.123456", "True"]
+    assert [cell.sort_value for cell in first] == ["a", "1234", "10.12346", "True"]
     assert [cell.text for cell in second] == ["b", "-", "-", "yes"]
     assert second[1].sort_value == ""
 

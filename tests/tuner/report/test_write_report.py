@@ -45,7 +45,8 @@ class Page(HTMLParser):
         self.sources: list[str] = []
         self.tags: list[str] = []
         self.rows: dict[str, list[dict[str, str]]] = {}
-        self._table = self._column = ""
+        self._table = ""
+        self._columns: list[str] = []
         self._open: list[str] | None = None
         self.feed(self.text)
 
@@ -57,12 +58,14 @@ class Page(HTMLParser):
         if tag == "section":
             self.outline.append(f"section #{values['id']}")
         if tag == "table":
-            self._table = values["id"]
+            self._table, self._columns = values["id"], []
             self.rows[self._table] = []
         if tag == "tr" and self._table:
             self.rows[self._table].append({})
         if tag in ("h1", "h2", "h3", "th", "td"):
-            self._open, self._column = [], values.get("data-column", "")
+            self._open = []
+        if tag == "th":
+            self._columns.append(values["data-column"])
         self.links += [values["href"]] if "href" in values else []
         self.sources += [values["src"]] if "src" in values else []
 
@@ -79,7 +82,8 @@ class Page(HTMLParser):
             return
         text, self._open = " ".join("".join(self._open).split()), None
         if tag == "td":
-            self.rows[self._table][-1][self._column] = text
+            row = self.rows[self._table][-1]
+            row[self._columns[len(row)]] = text
         else:
             self.outline.append(f"{tag} {text}")
 
