@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ import platformdirs
 
 from ...errors import DeviceError, UnsupportedError
 from ..base import CompiledBinary, KernelSpec
+from ..cuda_tools import cuda_tool_path
 from .mma_kinds import CheckedTritonKernelSpec
 
 __all__ = [
@@ -137,24 +137,12 @@ def _disassembled(cubin: bytes) -> str:
 
 @cache
 def nvdisasm_path() -> Path:
-    """The program, from the Triton wheel or the search path.
+    """The program.
 
     Raises:
-        DeviceError: it is in neither.
+        DeviceError: it is neither in the Triton wheel nor on the search path.
     """
-    try:
-        from triton import knobs
-
-        return Path(knobs.nvidia.nvdisasm.path)
-    except (ImportError, AttributeError, RuntimeError):
-        found = shutil.which("nvdisasm")
-    if found is None:
-        raise DeviceError(
-            "nvdisasm is neither in the installed triton nor on PATH, and without it nobody can "
-            "tell whether a kernel multiplies in FP4; install triton >= 3.6 from PyPI or the CUDA "
-            "toolkit, or set TRITON_NVDISASM_PATH"
-        )
-    return Path(found)
+    return cuda_tool_path("nvdisasm", "nobody can tell whether a kernel multiplies in FP4")
 
 
 def _kept_at(cubin: bytes) -> Path:

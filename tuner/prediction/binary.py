@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 from collections import Counter
@@ -25,6 +24,7 @@ import platformdirs
 
 from ...errors import DeviceError
 from ...kernels.base import CompiledBinary
+from ...kernels.cuda_tools import cuda_tool_path
 from ..records import BinaryFacts
 
 __all__ = ["cuobjdump_path", "read_facts"]
@@ -85,24 +85,12 @@ class _Instruction:
 
 @cache
 def cuobjdump_path() -> Path:
-    """The program, from the Triton wheel or the search path.
+    """The program.
 
     Raises:
-        DeviceError: it is in neither.
+        DeviceError: it is neither in the Triton wheel nor on the search path.
     """
-    try:
-        from triton import knobs
-
-        return Path(knobs.nvidia.cuobjdump.path)
-    except (ImportError, AttributeError, RuntimeError):
-        found = shutil.which("cuobjdump")
-    if found is None:
-        raise DeviceError(
-            "cuobjdump is neither in the installed triton nor on PATH, and without it nothing can "
-            "be predicted; install triton >= 3.6 from PyPI or the CUDA toolkit, or set "
-            "TRITON_CUOBJDUMP_PATH"
-        )
-    return Path(found)
+    return cuda_tool_path("cuobjdump", "nothing can be predicted")
 
 
 def read_facts(binary: CompiledBinary) -> BinaryFacts:
