@@ -152,10 +152,12 @@ class Program:
         chosen = self._chosen
         if chosen is None or not chosen.holds():
             with self._lock:
-                kernel = self.kernel(self._choose(tensors))
+                config, is_put_off = self._choose(tensors)
+                kernel = self.kernel(config)
             # Tuning has made a new snapshot.
             chosen = _Chosen(kernel, current_snapshot(), current_policy(), tunes=is_tuning())
-            self._chosen = chosen
+            # What a capture gets untuned, the next call shall not.
+            self._chosen = None if is_put_off else chosen
         return chosen.kernel(*tensors)
 
     def lookup(self) -> LookupResult:
@@ -174,7 +176,8 @@ class Program:
             self._kernels[config] = self._owner.factory(**self._sizes, **values)
         return self._kernels[config]
 
-    def _choose(self, tensors: tuple[Any, ...]) -> Config:
+    def _choose(self, tensors: tuple[Any, ...]) -> tuple[Config, bool]:
+        """What runs, and whether a search was put off because a CUDA graph is captured."""
         owner = self._owner
         may_tune = (is_tuning() or owner.tunes_always) and len(owner.table.all) > 1
         try:
@@ -185,10 +188,10 @@ class Program:
         else:
             is_known = found.config in owner.table.all
             if found.tier is not Tier.DEFAULT and is_known:
-                return found.config
+                return found.config, False
         first = owner.table.all[0]
         if not may_tune or is_capturing():
-            return first
+            return first, may_tune
         call = _ProgramCall(self, tensors, owner.timer)
         winner = search_live(
             self.problem,
@@ -198,7 +201,7 @@ class Program:
         )
         if winner is None:
             _logger.warning("%s: no config works; the first one serves", self.problem.op)
-        return winner or first
+        return winner or first, False
 
 
 @dataclass(frozen=True)

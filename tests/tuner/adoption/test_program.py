@@ -13,7 +13,7 @@ import triton
 from tilelang_factories import double, wrong_at_128
 from tilescout.errors import NoWinnerError, UsageError
 from tilescout.tuner import dispatch
-from tilescout.tuner.adoption import live_search
+from tilescout.tuner.adoption import live_search, program
 from tilescout.tuner.paths import user_database_path
 from tilescout.tuner.store import Store
 
@@ -113,6 +113,17 @@ def test_on_miss_tunes_without_being_asked(built: Built) -> None:
     program = decorated(built, on_miss="tune")(200)
     program(torch.randn(200))
     assert program.lookup().config["block"] == 128
+
+
+def test_a_capture_puts_the_search_off(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = decorated(built, on_miss="tune")(200)
+    x = torch.randn(200)
+    monkeypatch.setattr(program, "is_capturing", lambda: True)
+    assert torch.equal(kernel(x), 2 * x)
+    assert kernel.lookup().tier == "default"
+    monkeypatch.setattr(program, "is_capturing", lambda: False)
+    assert torch.equal(kernel(x), 2 * x)
+    assert kernel.lookup().config["block"] == built.last_block == 128
 
 
 def test_a_constraint_and_a_list_of_configs(built: Built) -> None:
