@@ -13,6 +13,7 @@ from ..kernels.device import DeviceSpec
 from ..kernels.gdn_chunk_fwd import GdnChunkProblem
 from ..kernels.gdn_chunk_fwd.problem import DTYPE_BYTES
 from ..kernels.gdn_chunk_fwd.tilelang_config import (
+    DECAY_PADDING,
     OUTPUT_THREADS,
     PRODUCER_THREADS,
     PRODUCERS,
@@ -155,7 +156,7 @@ def _ring_fits(problem: GdnChunkProblem, device: DeviceSpec, config: Config) -> 
     columns = (dim_k, dim_k, inner, int(block_v), chunk)
     rings = sum(_aligned(stages * chunk * n * size) for n in columns)
     decay = 2 * _aligned(2 * chunk * 4) + _aligned(4 * _threads(config))
-    decay += _aligned(stages * chunk * 4)
+    decay += _aligned(stages * (chunk + DECAY_PADDING) * 4)
     if config["scan_roles"] == "split":
         turns = int(config["scan_num_turns"])
         rings += sum(_aligned(turns * int(block_v) * n * size) for n in (dim_k, chunk))

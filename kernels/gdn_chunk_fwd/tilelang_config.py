@@ -8,6 +8,8 @@ from .triton_config import SCAN, GdnChunkTritonConfig
 
 __all__ = [
     "CONSUMER_ROWS",
+    "DECAY_PADDING",
+    "DECAY_STEP",
     "OUTPUT_THREADS",
     "PRODUCERS",
     "PRODUCER_THREADS",
@@ -25,6 +27,13 @@ PRODUCER_THREADS = {"shared": 0, "own_warp": 32, "own_group": 128}
 OUTPUT_THREADS = {"joint": 0, "split": 128}
 """Threads that have the output for their role, by ``scan_roles``: ``joint`` has the threads of the
 state write it."""
+DECAY_STEP = 4
+"""Tokens whose decay is 16 bytes. On the innermost axis a box of TMA may begin at multiples of 16
+bytes only: an H200 calls the copy an illegal instruction elsewhere, and a sequence begins where it
+begins. So boxes of decay begin up to three tokens early and are as much longer."""
+DECAY_PADDING = 32
+"""What a slot of decay has beside a chunk: room for those, and slots begin at multiples of 128
+bytes."""
 _PRODUCER_REGISTERS = 24
 
 

@@ -14,7 +14,14 @@ from typing import Any
 import tilelang.language as T
 from tilelang.layout import make_swizzled_layout
 
-from .tilelang_config import CONSUMER_ROWS, OUTPUT_THREADS, PRODUCER_THREADS, group_registers
+from .tilelang_config import (
+    CONSUMER_ROWS,
+    DECAY_PADDING,
+    DECAY_STEP,
+    OUTPUT_THREADS,
+    PRODUCER_THREADS,
+    group_registers,
+)
 from .tilelang_joint_kernel import joint_macro
 from .tilelang_roles_kernel import role_macros
 from .tilelang_tiles_kernel import tile_macros
@@ -196,7 +203,7 @@ def scan_program(
             score_ring = T.alloc_shared((num_stages, chunk, chunk), dtype)
             # Decay comes with the tiles: a load of its own would be under way at the fences before
             # products, which wait for all that a thread has begun to load.
-            decay_ring = T.alloc_shared((num_stages, chunk), accum)
+            decay_ring = T.alloc_shared((num_stages, chunk + DECAY_PADDING), accum)
             out_tile = T.alloc_shared((chunk, block_v), dtype)
             growth = T.alloc_shared((2, chunk), accum)
             left = T.alloc_shared((2, chunk), accum)
@@ -312,8 +319,11 @@ def scan_program(
                     num_left = end - begin - t * chunk
                     at = first + begin + t * chunk
                     T.barrier_wait(ready[slot], T.truncmod(T.truncdiv(t, num_stages), 2))
-                    spread_decay(decay_ring, growth, left, slot, T.truncmod(t, 2), num_left, thread)
-                    last = T.exp2(decay_ring[slot, T.min(num_left, chunk) - 1])
+                    skipped = T.truncmod(at, DECAY_STEP)
+                    spread_decay(
+                        decay_ring, growth, left, slot, skipped, T.truncmod(t, 2), num_left, thread
+                    )  # fmt: skip
+                    last = T.exp2(decay_ring[slot, skipped + T.min(num_left, chunk) - 1])
                     if num_left < chunk:
                         clear_rows(k_ring, slot, num_left)
                         if uses_wgmma:
@@ -361,7 +371,7 @@ def scan_program(
                         T.barrier_wait(ready[slot], T.truncmod(T.truncdiv(t, num_stages), 2))
                         if thread - consumers < chunk:
                             output_growth[T.truncmod(t, 2), thread - consumers] = T.exp2(
-                                decay_ring[slot, thread - consumers]
+                                decay_ring[slot, T.truncmod(at, DECAY_STEP) + thread - consumers]
                             )
                         # Also the end of the reads of the last chunk's tile.
                         T.sync_threads(2, writers)

@@ -7,6 +7,8 @@ from typing import Any
 
 import tilelang.language as T
 
+from .tilelang_config import DECAY_STEP
+
 __all__ = ["tile_macros"]
 
 
@@ -23,9 +25,10 @@ def tile_macros(
     ):  # fmt: skip
         """Tiles of one chunk; rows behind the tensors' ends arrive as zeros."""
         qk_head = T.truncdiv(head, group)
+        early = row - T.truncmod(row, DECAY_STEP)
         T.tma_copy(
-            Decay[head, row : row + chunk],
-            decay_ring[slot, 0:chunk],
+            Decay[head, early : early + chunk + DECAY_STEP],
+            decay_ring[slot, 0 : chunk + DECAY_STEP],
             barrier=ready[slot],
         )
         T.tma_copy(
@@ -64,15 +67,20 @@ def tile_macros(
         T.barrier_arrive(ready[slot])
 
     @T.macro
-    def spread_decay(decay_ring, growth, left, slot, gates, num_left, thread):
-        """2^G of each token, and 2^(G_last - G), which is 0 behind the end."""
+    def spread_decay(decay_ring, growth, left, slot, skipped, gates, num_left, thread):
+        """2^G of each token, and 2^(G_last - G), which is 0 behind the end.
+
+        ``skipped`` values of the ring's slot are of tokens before the chunk.
+        """
         if thread < chunk:
-            growth[gates, thread] = T.exp2(decay_ring[slot, thread])
+            growth[gates, thread] = T.exp2(decay_ring[slot, skipped + thread])
             left[gates, thread] = T.if_then_else(
                 thread < num_left,
                 T.exp2(
                     T.min(
-                        decay_ring[slot, T.min(num_left, chunk) - 1] - decay_ring[slot, thread], 0.0
+                        decay_ring[slot, skipped + T.min(num_left, chunk) - 1]
+                        - decay_ring[slot, skipped + thread],
+                        0.0,
                     )
                 ),
                 T.cast(0, accum),

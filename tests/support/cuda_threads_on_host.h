@@ -196,6 +196,11 @@ void tma_load(const CUtensorMap &map, Barrier &barrier, void *to, At... at) {
   static_assert(sizeof...(At) <= 5);
   std::vector<int64_t> place{at...};
   const CUtensorMap *from = &map;
+  if (place[0] * from->element_bytes() % 16) {
+    fprintf(stderr, "a TMA box begins at byte %ld of its innermost axis, which is no multiple of 16\n",
+            long(place[0] * from->element_bytes()));
+    abort();
+  }
   BarrierState *state = &barrier.state();
   state->copies.push_back([=] {
     from->visit(place.data(), static_cast<char *>(to),
