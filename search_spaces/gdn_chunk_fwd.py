@@ -22,10 +22,14 @@ _CUT = (4, 8, 16, 32, 64, 128)
 _TILED = ("scan", "transition")
 _BLOCKS: dict[str, ParameterValue] = {
     "intra_tile": "blocks",
-    "intra_block_k": 32,
     "intra_num_warps": 1,
 }
-"""One warp a chunk: registers of its binaries allow 8 (w and u) to 11 such blocks at once."""
+"""One warp a chunk."""
+_BLOCKS_OF_FORM: dict[str, dict[str, ParameterValue]] = {
+    "wy": {"intra_block_k": 64},
+    "inverse": {"intra_block_k": 32, "intra_maxnreg": 168},
+}
+"""The best of its kind on an H200: 8 such blocks at once make w and u, 12 the inverse alone."""
 _WIDE_OUTPUT: dict[str, ParameterValue] = {
     **{"scan_num_stages": 3, "output_block_v": 128, "output_num_warps": 8}
 }
@@ -182,13 +186,15 @@ def _default(problem: GdnChunkProblem, device: DeviceSpec) -> Config:
     if problem.dtype == "float32":
         return _config(problem)
     is_roomy = device.smem_per_block_bytes >= _ROOMY_SMEM_BYTES
-    return _config(problem, **_in_blocks(problem), **(_WIDE_OUTPUT if is_roomy else {}))
+    return _config(problem, **_in_blocks(problem, "wy"), **(_WIDE_OUTPUT if is_roomy else {}))
 
 
-def _in_blocks(problem: GdnChunkProblem) -> dict[str, ParameterValue]:
-    """The inverse by one warp a chunk, for 16-bit operands."""
+def _in_blocks(problem: GdnChunkProblem, form: str) -> dict[str, ParameterValue]:
+    """The inverse by one warp a chunk, for 16-bit operands; other operands know no blocks."""
+    if problem.dtype == "float32":
+        return {"form": form}
     precision = "fp16" if problem.dtype == "bfloat16" else "as_input"
-    return {**_BLOCKS, "inverse_precision": precision}
+    return {**_BLOCKS, **_BLOCKS_OF_FORM[form], "inverse_precision": precision, "form": form}
 
 
 def _seeds(problem: GdnChunkProblem) -> tuple[Config, ...]:
@@ -196,25 +202,24 @@ def _seeds(problem: GdnChunkProblem) -> tuple[Config, ...]:
     large: dict[str, ParameterValue] = {"scan_block_v": 64, "scan_num_warps": 8}
     if _row_bytes(problem) > 256:
         large = {"chunk": 16, "scan_block_v": 32, "scan_num_warps": 8, "scan_num_stages": 1}
-    inner = {} if problem.dtype == "float32" else _in_blocks(problem)
+    wy, inverse = _in_blocks(problem, "wy"), _in_blocks(problem, "inverse")
     cut: dict[str, ParameterValue] = {"segment": 32, "transition_forget_bits": 16}
     if problem.dtype == "float32":
         cut["transition_forget_bits"] = 32
-    fused: dict[str, ParameterValue] = {**large, **inner, "algorithm": "fused"}
+    fused: dict[str, ParameterValue] = {**large, "algorithm": "fused"}
     stored: dict[str, ParameterValue] = {**fused, "scores": "stored"}
-    whole: dict[str, ParameterValue] = {**large, "algorithm": "fused", "scores": "stored"}
     return (
-        _config(problem, **stored, form="inverse"),
+        _config(problem, **stored, **inverse),
+        _config(problem, **stored, **wy),
+        _config(problem, **stored, **cut, **inverse),
+        _config(problem, **stored, **cut, **wy),
+        _config(problem, **stored, **{**cut, "segment": 64}, **inverse),
+        _config(problem, **wy, **_WIDE_OUTPUT),
+        _config(problem, **wy, **_WIDE_OUTPUT, **cut),
+        _config(problem, **{**stored, **wy, "scan_block_v": 32, "scan_num_warps": 4}),
+        _config(problem, **fused, **inverse),
         _config(problem, **stored),
-        _config(problem, **stored, **cut, form="inverse"),
-        _config(problem, **stored, **cut),
-        _config(problem, **{**stored, **cut, "segment": 64}, form="inverse"),
-        _config(problem, **inner, **_WIDE_OUTPUT),
-        _config(problem, **inner, **_WIDE_OUTPUT, **cut),
-        _config(problem, **{**stored, "scan_block_v": 32, "scan_num_warps": 4}),
-        _config(problem, **fused, form="inverse"),
-        _config(problem, **whole),
-        _config(problem, **{**whole, "scan_num_warps": 4, "scan_num_stages": 1}),
+        _config(problem, **{**stored, "scan_num_warps": 4, "scan_num_stages": 1}),
     )
 
 

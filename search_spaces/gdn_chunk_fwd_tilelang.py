@@ -28,7 +28,7 @@ __all__ = ["tilelang_space"]
 _TEMPLATE = "tilelang"
 _SCAN, _OUTPUT = "scan", "output"
 _CHUNKS = (32, 64)
-_ALGORITHM: dict[str, ParameterValue] = {"algorithm": "fused", "scores": "stored"}
+_ALGORITHM: dict[str, ParameterValue] = {"algorithm": "fused"}
 """What the Triton template chooses and this one has but one of."""
 _LIGHT_SCAN: dict[str, ParameterValue] = {
     "scan_block_v": 16,
@@ -114,6 +114,8 @@ def _has_roles(config: Config) -> str | None:
     """A group that hands its registers on has others that can use them; roles are warp groups."""
     block_v, producer = int(config["scan_block_v"]), config["scan_producer"]
     if config["scan_roles"] == "joint":
+        if config["scores"] == "computed":
+            return "scores=computed is the work of the output's role, and scan_roles=joint has none"
         if producer == "own_group" and block_v * _WARP // _WARP_ROWS != 2 * _WARP_GROUP:
             return f"scan_block_v={block_v} has not the two computing groups that registers move to"
         return None
@@ -153,8 +155,9 @@ def _ring_fits(problem: GdnChunkProblem, device: DeviceSpec, config: Config) -> 
     size, chunk, block_v = DTYPE_BYTES[problem.dtype], int(config["chunk"]), config["scan_block_v"]
     stages, dim_k = int(config["scan_num_stages"]), problem.head_dim_k
     inner = dim_k if config["form"] == "wy" else chunk
-    columns = (dim_k, dim_k, inner, int(block_v), chunk)
+    columns = (dim_k, dim_k, inner, int(block_v))
     rings = sum(_aligned(stages * chunk * n * size) for n in columns)
+    rings += _aligned((stages if config["scores"] == "stored" else 1) * chunk * chunk * size)
     decay = 2 * _aligned(2 * chunk * 4) + _aligned(4 * _threads(config))
     decay += _aligned(stages * (chunk + DECAY_PADDING) * 4)
     if config["scan_roles"] == "split":
@@ -226,9 +229,13 @@ def _seeds(problem: GdnChunkProblem, device: DeviceSpec, triton: SearchSpace) ->
         if seed.get("algorithm") != "fused" or seed.get("scores") != "stored":
             continue
         for block_v, stages, producer, turns in scans[: 4 if not found else 3]:
-            if problem.head_dim_v % block_v == 0:
-                scan = {"block_v": block_v, "stages": stages, "turns": turns}
-                found.append(_with_scan(seed, device, producer=producer, **scan))
+            if problem.head_dim_v % block_v:
+                continue
+            scan = {"block_v": block_v, "stages": stages, "turns": turns}
+            if turns:
+                computed = seed.replace(scores="computed")
+                found.append(_with_scan(computed, device, producer=producer, **scan))
+            found.append(_with_scan(seed, device, producer=producer, **scan))
         if seed["segment"]:
             # Small tiles: two blocks of the scan on a multiprocessor.
             small = seed.replace(chunk=32, form="inverse")

@@ -52,7 +52,8 @@ def group_registers(block_v: int, roles: str) -> tuple[int, int, int]:
 class GdnChunkTileLangConfig(GdnChunkTritonConfig):
     """One config of one problem; what prepares the chunks is as in the Triton template.
 
-    The scan writes the output and reads what the preparation left of q k^T.
+    The scan writes the output. Scores that do not go through memory are made by the threads whose
+    role is the output.
     """
 
     is_scan_counted: bool = False
@@ -62,11 +63,6 @@ class GdnChunkTileLangConfig(GdnChunkTritonConfig):
     def algorithm(self) -> str:
         """The scan is fused."""
         return "fused"
-
-    @property
-    def has_scores(self) -> bool:
-        """Scores go through memory."""
-        return True
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -45,6 +45,7 @@ def scan_program(
     chunk: int,
     is_cut: bool,
     is_wy: bool,
+    has_scores: bool,
     is_v_first: bool,
     is_varlen: bool,
     has_initial_state: bool,
@@ -59,7 +60,8 @@ def scan_program(
     """S <- 2^G_last S + k^T (2^(G_last - G) e), o = scale 2^G (q S) + P e, chunk by chunk.
 
     Errors e = u - w S, or A (v - 2^G (k S)) where the inverse A went through memory (``is_wy``
-    false); P is stored. G and its exponentials are fp32, and only differences of at most 0 and G
+    false). P went through memory too, or, with split roles only, is made of q and k here
+    (``has_scores`` false). G and its exponentials are fp32, and only differences of at most 0 and G
     itself are exponentiated. Tokens behind a sequence's end have e = 0, and their rows of k become
     0, so that nothing of what lies there counts.
 
@@ -98,6 +100,7 @@ def scan_program(
         block_v=block_v,
         inner=inner,
         is_wy=is_wy,
+        has_scores=has_scores,
     )
     advance = joint_macro(
         dtype=dtype,
@@ -108,7 +111,7 @@ def scan_program(
         is_wy=is_wy,
         uses_wgmma=uses_wgmma,
     )
-    advance_state, write_chunk = role_macros(
+    advance_state, make_scores, write_chunk = role_macros(
         dtype=dtype,
         chunk=chunk,
         head_dim_k=head_dim_k,
@@ -200,7 +203,9 @@ def scan_program(
             k_ring = T.alloc_shared((num_stages, chunk, head_dim_k), dtype)
             v_ring = T.alloc_shared((num_stages, chunk, block_v), dtype)
             left_ring = T.alloc_shared((num_stages, chunk, inner), dtype)
-            score_ring = T.alloc_shared((num_stages, chunk, chunk), dtype)
+            # Scores that are made here have one tile: their maker is done with one before the next.
+            score_tiles = num_stages if has_scores else 1
+            score_ring = T.alloc_shared((score_tiles, chunk, chunk), dtype)
             # Decay comes with the tiles: a load of its own would be under way at the fences before
             # products, which wait for all that a thread has begun to load.
             decay_ring = T.alloc_shared((num_stages, chunk + DECAY_PADDING), accum)
@@ -229,6 +234,7 @@ def scan_program(
             known = T.alloc_fragment((block_v, chunk), accum)
             result = T.alloc_fragment((chunk, block_v) if has_roles else (block_v, chunk), accum)
             values = T.alloc_fragment((block_v, chunk), accum)
+            products = T.alloc_fragment((chunk, chunk), accum)
             errors = T.alloc_fragment((block_v, chunk), dtype)
             decayed = T.alloc_fragment((block_v, chunk), dtype)
 
@@ -373,12 +379,17 @@ def scan_program(
                             output_growth[T.truncmod(t, 2), thread - consumers] = T.exp2(
                                 decay_ring[slot, T.truncmod(at, DECAY_STEP) + thread - consumers]
                             )
-                        # Also the end of the reads of the last chunk's tile.
+                        # Also the end of the reads of the last chunk's tiles.
                         T.sync_threads(2, writers)
+                        if not has_scores:
+                            make_scores(
+                                products, q_ring, k_ring, decay_ring, score_ring, slot,
+                                T.truncmod(at, DECAY_STEP), scale,
+                            )  # fmt: skip
                         write_chunk(
                             result, q_ring, score_ring, state_tile, error_tile, out_tile,
                             output_growth, state_filled, error_filled, drained, free, Out, slot,
-                            T.truncmod(t, 2), T.truncmod(t, num_turns),
+                            slot if has_scores else 0, T.truncmod(t, 2), T.truncmod(t, num_turns),
                             T.truncmod(T.truncdiv(t, num_turns), 2), at, head, vb, num_left, scale,
                             thread - consumers,
                         )  # fmt: skip

@@ -93,7 +93,7 @@ class GdnChunkTileLangLauncher(GdnChunkTritonLauncher):
             values["cu_seqlens"] if traits.is_varlen else None,
             values["total_decay"],
             values["w" if is_wy else "inverse"],
-            values["scores"],
+            values["scores"] if config.has_scores else None,
             initial,
             entry,
             out,

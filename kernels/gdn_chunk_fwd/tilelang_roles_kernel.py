@@ -28,8 +28,8 @@ def role_macros(
     inner: int,
     is_wy: bool,
     output_threads: int,
-) -> tuple[Any, Any]:
-    """(advance of the state by a chunk, output of a chunk), for these static sizes.
+) -> tuple[Any, Any, Any]:
+    """(advance of the state by a chunk, its scores, its output), for these static sizes.
 
     ``filled`` and ``drained`` count the turns of the buffers that go from role to role: index
     ``turn`` of them, a state before an error.
@@ -91,10 +91,37 @@ def role_macros(
         T.wait_wgmma(0)
 
     @T.macro
+    def make_scores(products, q_ring, k_ring, decay_ring, score_ring, slot, skipped, scale):
+        """P = scale tril(q k^T Gamma), rounded, beside the advance of the state.
+
+        What lies behind the end of k or of the decay is above the diagonal of every row that
+        counts, and is not looked at there.
+        """
+        multiply(
+            q_ring[slot, 0:chunk, 0:head_dim_k],
+            k_ring[slot, 0:chunk, 0:head_dim_k],
+            products,
+            True,
+            True,
+        )
+        T.wait_wgmma(0)
+        for c, j in T.Parallel(chunk, chunk):
+            products[c, j] = T.if_then_else(
+                j <= c,
+                products[c, j]
+                * scale
+                * T.exp2(T.min(decay_ring[slot, skipped + c] - decay_ring[slot, skipped + j], 0.0)),
+                T.cast(0, accum),
+            )
+        T.copy(products, score_ring[0, 0:chunk, 0:chunk])
+        T.fence_proxy_async()
+        T.sync_threads(_OUTPUT_BARRIER, output_threads)
+
+    @T.macro
     def write_output(
         result, q_ring, score_ring, state_tile, error_tile, out_tile, growth, state_filled,
-        error_filled, drained, free, Out, slot, gates, turn, parity, token, head, vb, num_left,
-        scale, thread,
+        error_filled, drained, free, Out, slot, score_slot, gates, turn, parity, token, head, vb,
+        num_left, scale, thread,
     ):  # fmt: skip
         """Output of the chunk; ``thread`` counts from the group's first."""
         T.barrier_wait(state_filled[turn], parity)
@@ -110,7 +137,7 @@ def role_macros(
             result[c, i] *= growth[gates, c] * scale
         T.barrier_wait(error_filled[turn], parity)
         multiply(
-            score_ring[slot, 0:chunk, 0:chunk],
+            score_ring[score_slot, 0:chunk, 0:chunk],
             error_tile[turn, 0:block_v, 0:chunk],
             result,
             False,
@@ -129,4 +156,4 @@ def role_macros(
                 for j in T.vectorized(_PIECE):
                     Out[token + c, head, vb * block_v + i + j] = out_tile[c, i + j]
 
-    return advance_state, write_output
+    return advance_state, make_scores, write_output

@@ -44,6 +44,7 @@ def scan_spec(config: GdnChunkTileLangConfig, traits: TensorTraits) -> TileLangK
         "chunk": config.chunk,
         "is_cut": config.segment > 0,
         "is_wy": config.form == "wy",
+        "has_scores": config.has_scores,
         "is_v_first": problem.state_layout == "VK",
         "is_varlen": traits.is_varlen,
         "has_initial_state": traits.has_initial_state,

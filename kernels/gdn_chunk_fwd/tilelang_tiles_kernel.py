@@ -13,7 +13,14 @@ __all__ = ["tile_macros"]
 
 
 def tile_macros(
-    *, dtype: str, chunk: int, head_dim_k: int, block_v: int, inner: int, is_wy: bool
+    *,
+    dtype: str,
+    chunk: int,
+    head_dim_k: int,
+    block_v: int,
+    inner: int,
+    is_wy: bool,
+    has_scores: bool,
 ) -> tuple[Any, Any, Any]:
     """(loads of a chunk, its decay spread, rows of k cleared), for these static sizes."""
     accum = "float32"
@@ -58,11 +65,12 @@ def tile_macros(
             q_ring[slot, 0:chunk, 0:head_dim_k],
             barrier=ready[slot],
         )
-        T.tma_copy(
-            Scores[head, row : row + chunk, 0:chunk],
-            score_ring[slot, 0:chunk, 0:chunk],
-            barrier=ready[slot],
-        )
+        if has_scores:
+            T.tma_copy(
+                Scores[head, row : row + chunk, 0:chunk],
+                score_ring[slot, 0:chunk, 0:chunk],
+                barrier=ready[slot],
+            )
         # Boxes count as bytes; the arrivals of the threads come after them.
         T.barrier_arrive(ready[slot])
 

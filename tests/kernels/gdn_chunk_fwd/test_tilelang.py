@@ -138,7 +138,8 @@ def scan(problem, config, inputs, folder, *, is_reversed=False, change=None):
     values = {
         **{"Q": inputs.q, "K": inputs.k, "V": made.u if is_wy else inputs.v, "Out": outputs.out},
         **{"Bounds": inputs.cu_seqlens, "Decay": made.decay, "Left": made.left},
-        **{"Scores": made.scores, "Initial": inputs.initial_state, "Final": outputs.final_state},
+        **{"Scores": made.scores if typed.has_scores else None},
+        **{"Initial": inputs.initial_state, "Final": outputs.final_state},
         "Entry": entries(problem, inputs, span, count) if span else None,
         "scale": inputs.scale,
         **{name: stride // UNIT for name, stride in strides.items()},
@@ -192,6 +193,17 @@ VALUES = {
         SMALL,
         {"form": "wy", "chunk": 64, "segment": 4, **ROLES, "scan_num_turns": 2},
     ),
+    "inverse, two roles, scores made here": (
+        SMALL,
+        {"chunk": 64, "scores": "computed", **ROLES, "scan_num_turns": 2},
+    ),
+    "wy, two roles, two groups, scores made here, segments": (
+        replace(SMALL, head_dim_v=128, num_v_heads=1),
+        {
+            **{"form": "wy", "chunk": 64, "scores": "computed", "segment": 4, **ROLES},
+            **{"scan_block_v": 128, "scan_num_turns": 1},
+        },
+    ),
     "inverse, two roles, two groups": (
         replace(SMALL, head_dim_v=128, num_v_heads=1),
         {"chunk": 64, **ROLES, "scan_block_v": 128, "scan_num_turns": 1},
@@ -237,7 +249,10 @@ def launched(problem, config, inputs, outputs, folder):
     values = {
         **{"Q": q, "K": k, "V": scratch["u"] if is_wy else inputs.v, "Out": outputs.out},
         **{"Bounds": inputs.cu_seqlens, "Decay": scratch["total_decay"]},
-        **{"Left": scratch["w" if is_wy else "inverse"], "Scores": scratch["scores"]},
+        **{
+            "Left": scratch["w" if is_wy else "inverse"],
+            "Scores": scratch["scores"] if typed.has_scores else None,
+        },
         **{"Initial": inputs.initial_state, "Final": outputs.final_state},
         **{"Entry": scratch["entry_state"], "scale": inputs.scale},
         **{f"{n}_stride_{a}": stride // UNIT for (n, a), stride in strides.items()},
@@ -302,6 +317,16 @@ COMPILED = {
     "sm_90 wy": (90, {"form": "wy", "chunk": 64, "scan_num_stages": 3}),
     "sm_90 inverse, a warp that loads": (90, {"chunk": 64, **OWN_WARP}),
     "sm_90 wy, a group that loads": (90, {"form": "wy", "chunk": 64, **OWN_GROUP}),
+    "sm_90 two roles, scores made here": (
+        90,
+        {
+            "chunk": 64,
+            "scores": "computed",
+            **OWN_GROUP,
+            "scan_roles": "split",
+            "scan_num_turns": 1,
+        },
+    ),
     "sm_100": (100, {"chunk": 64, "segment": 32}),
     "sm_120": (120, {**OWN_WARP}),
 }
@@ -330,7 +355,8 @@ def test_the_scan_compiles_without_spills(case, results) -> None:
     assert result.status is TrialStatus.OK, result.reason
     (facts,) = result.facts
     assert facts.kernel == "gdn_chunk_tilelang_scan_kernel"
-    assert facts.threads_per_block == THREADS[values.get("scan_producer", "shared")]
+    writers = 128 if values.get("scan_roles") == "split" else 0
+    assert facts.threads_per_block == THREADS[values.get("scan_producer", "shared")] + writers
     assert facts.spill_bytes == 0
     assert facts.mma_kind.startswith("HGMMA" if arch == 90 else "HMMA")
     assert facts.instruction_mix["async_copy"] > 0
@@ -358,6 +384,7 @@ def test_default_and_seeds_are_valid(k, v, sku) -> None:
         ({"scan_num_stages": 5, "chunk": 64}, "h200 allows"),
         ({"scan_block_v": 128, "chunk": 64, "scan_producer": "own_warp"}, "registers a thread"),
         ({"scan_producer": "own_group"}, "not the two computing groups"),
+        ({"scores": "computed"}, "is the work of the output's role"),
         ({"segment": 128, "chunk": 64}, "segments of 8192 tokens"),
         ({**ONE_TILE, "intra_num_warps": 1, "chunk": 64, "intra_maxnreg": 128}, "tiles of intra"),
     ],
