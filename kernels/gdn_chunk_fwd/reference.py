@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from weakref import WeakKeyDictionary
 
 import torch
@@ -169,8 +169,8 @@ _expected: WeakKeyDictionary[GdnChunkInputs, _Expected] = WeakKeyDictionary()
 
 def _reference_of(problem: GdnChunkProblem, inputs: GdnChunkInputs) -> _Expected:
     """The chunked reference, kept while the inputs live: many configs are compared with it."""
-    tensors = (inputs.q, inputs.k, inputs.v, inputs.gate, inputs.beta, inputs.initial_state)
-    versions = tuple(x._version for x in tensors if x is not None)
+    values = (getattr(inputs, each.name) for each in fields(inputs))
+    versions = tuple(x._version for x in values if isinstance(x, torch.Tensor))
     found = _expected.get(inputs)
     if found is None or found.versions != versions:
         pairs = (chunked_reference(problem, inputs, i) for i in range(inputs.num_sequences))
