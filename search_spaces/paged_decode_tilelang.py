@@ -79,7 +79,7 @@ def _space(template: str, problem: PagedDecodeProblem, device: DeviceSpec) -> Se
         constraints=(
             Constraint("tile and page", lambda c: _tiles_meet_pages(problem, c)),
             Constraint("tile of the matrix units", lambda c: _has_matrix_tiles(problem, c)),
-            Constraint("ring that ptxas gets right", lambda c: _ring_is_compiled_right(problem, c)),
+            Constraint("ring that ptxas gets right", _ring_is_compiled_right),
             Constraint("shared memory", lambda c: _ring_fits(problem, device, c)),
             Constraint("tile within registers", lambda c: _accumulators_fit(problem, c)),
             Constraint("splits worth a tile", lambda c: _splits_have_work(problem, c)),
@@ -126,24 +126,24 @@ def _has_matrix_tiles(problem: PagedDecodeProblem, config: Config) -> str | None
     return None
 
 
-def _ring_is_compiled_right(problem: PagedDecodeProblem, config: Config) -> str | None:
+def _ring_is_compiled_right(config: Config) -> str | None:
     """In some kernels, ptxas puts a fixed buffer where the moving ring pointer is.
 
     Seen in SASS for sm_90a by CUDA 13.0.88, in wrong results and in faults on an H200 (2026-11-30):
-    docs/paged_decode.md. A warp group writes probabilities there if a tile is one TMA column wide
-    and its probabilities take two or four stores of 16 tokens. Wider and longer tiles have no such
-    pointer, nor has a power of two of stages.
+    docs/paged_decode.md. A warp group writes probabilities there: not in every kernel of a ring of
+    TMA boxes, but in none where one store, of 16 tokens, holds all of them. A power of two of
+    stages needs no such pointer.
     """
-    num_stages, block_n, load = config["num_stages"], config["block_n"], config.get("load")
+    num_stages, block_n, load = config["num_stages"], int(config["block_n"]), config.get("load")
     if int(num_stages) & (int(num_stages) - 1) == 0:
         return None
     if config["threads"] == _WARP and load in ("page", "tma"):
         return f"num_stages={num_stages} in one warp: ptxas misplaces a buffer; 2 and 4 are right"
     unswapped = config["matmul"] == "wgmma" and not config["swap_ab"]
-    if unswapped and load == "tma" and problem.head_dim == 64 and block_n in (32, 64):
+    if unswapped and load == "tma" and block_n > MIN_ROWS:
         return (
-            f"num_stages={num_stages} of wgmma tiles of block_n={block_n} and head_dim=64 by tma: "
-            "ptxas misplaces the probabilities; 2 and 4 are right"
+            f"num_stages={num_stages} of wgmma tiles of block_n={block_n} by tma: ptxas misplaces "
+            f"the probabilities; 2 and 4 stages are right, and block_n={MIN_ROWS}"
         )
     return None
 

@@ -1,8 +1,8 @@
-"""Reads of shared memory, in the main loop of a kernel's SASS, that go through the wrong pointer.
+"""Accesses of shared memory, in the main loop of a kernel's SASS, through the wrong pointer.
 
 Where a ring has a number of slots that is no power of two, nvcc keeps a pointer that moves by a
-tile each iteration, and takes off the ring's size once a round. What reads through the pointer and
-takes nothing off, or the reverse, reads another place with every iteration.
+tile each iteration, and takes off the ring's size once a round. What goes through the pointer and
+takes nothing off, or the reverse, is another place with every iteration.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-__all__ = ["disassembled", "misplaced_reads"]
+__all__ = ["disassembled", "misplaced_accesses"]
 
 _LABEL = re.compile(r"^(\.L_x_\d+):")
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,5}\*/\s+(.*?) ;")
 _BRANCH = re.compile(r"BRA `\((\.L_x_\d+)\)")
 _STEP = re.compile(r"(?:VIADD|U?IADD3) (U?R\d+), (U?R\d+)(?:\.reuse)?, 0x([0-9a-f]+)\b")
-_READ = re.compile(r"\bLDSM?\b\S*\s.*?\[(R\d+)(?:\.\w+)?(?:\+(UR\d+))?")
+_ACCESS = re.compile(r"\b(?:LDSM?|STSM?)\b\S*\s.*?\[(R\d+)(?:\.\w+)?(?:\+(UR\d+))?")
 _REGISTER = re.compile(r"\bU?R\d+")
 _PREDICATE = re.compile(r"^!?U?P(?:\d|T)$")
 _WITHOUT_RESULT = ("ST", "LDGSTS", "BRA", "BAR", "SYNCS.ARRIVE")
@@ -36,8 +36,8 @@ def disassembled(cubin: bytes) -> str:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def misplaced_reads(sass: str, tile_bytes: int, num_slots: int) -> tuple[list[str], int]:
-    """The misplaced reads of the main loop, and how many reads through a moving pointer it has."""
+def misplaced_accesses(sass: str, tile_bytes: int, num_slots: int) -> tuple[list[str], int]:
+    """The misplaced ones of the main loop, and how many go through a moving pointer."""
     body = _main_loop(sass)
     steps = {
         found[1]
@@ -48,7 +48,7 @@ def misplaced_reads(sass: str, tile_bytes: int, num_slots: int) -> tuple[list[st
     round_trip = re.compile(rf"-0x{ring_bytes:x}\b|0x{2**32 - ring_bytes:x}\b")
     misplaced, num_moving = [], 0
     for at, text in enumerate(body):
-        found = _READ.search(text)
+        found = _ACCESS.search(text)
         if found is None:
             continue
         registers, sources = _slice(body, at, [name for name in found.groups() if name])

@@ -8,7 +8,7 @@ them out. The source is right, so only SASS shows it.
 from __future__ import annotations
 
 import pytest
-from moving_pointers import disassembled, misplaced_reads
+from moving_pointers import disassembled, misplaced_accesses
 from tilescout.kernels.base import Config
 from tilescout.kernels.paged_decode import PagedDecodeProblem
 from tilescout.kernels.registry import template
@@ -44,7 +44,7 @@ def test_only_the_ring_is_read_through_its_moving_pointer(case, h200) -> None:
     assert SPACES[name](PROBLEM, h200).check(Config.of(name, values)) is None
     tile_bytes = values["block_n"] * PROBLEM.head_dim * 2
     sass = disassembled(cubin_of(CASES[case]))
-    misplaced, num_moving = misplaced_reads(sass, tile_bytes, values["num_stages"])
+    misplaced, num_moving = misplaced_accesses(sass, tile_bytes, values["num_stages"])
     assert not misplaced
     # A tile of K and one of V: 16 rows and 64 bytes of columns an instruction. A power of two needs
     # no moving pointer.
@@ -78,5 +78,5 @@ LOOP = """
 def test_a_read_of_q_through_the_moving_pointer_is_found() -> None:
     fixed = LOOP.replace("{q}", "LEA R10, R7, UR4, 0x1")
     moving = LOOP.replace("{q}", "IMAD R10, R7, 0x2, R4")
-    assert misplaced_reads(fixed, 0x1000, 5) == ([], 1)
-    assert misplaced_reads(moving, 0x1000, 5) == (["LDSM.16.M88.4 R16, [R10+0x5200]"], 2)
+    assert misplaced_accesses(fixed, 0x1000, 5) == ([], 1)
+    assert misplaced_accesses(moving, 0x1000, 5) == (["LDSM.16.M88.4 R16, [R10+0x5200]"], 2)
