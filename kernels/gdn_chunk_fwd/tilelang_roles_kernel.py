@@ -95,7 +95,7 @@ def role_macros(
         """P = scale tril(q k^T Gamma), rounded, beside the advance of the state.
 
         What lies behind the end of k or of the decay is above the diagonal of every row that
-        counts, and is not looked at there.
+        counts, and is 0 there whatever it was.
         """
         multiply(
             q_ring[slot, 0:chunk, 0:head_dim_k],
@@ -105,14 +105,13 @@ def role_macros(
             True,
         )
         T.wait_wgmma(0)
+        # Two steps: exponentials under a condition would be as many branches, one after the other.
         for c, j in T.Parallel(chunk, chunk):
-            products[c, j] = T.if_then_else(
-                j <= c,
-                products[c, j]
-                * scale
-                * T.exp2(T.min(decay_ring[slot, skipped + c] - decay_ring[slot, skipped + j], 0.0)),
-                T.cast(0, accum),
+            products[c, j] *= scale * T.exp2(
+                T.min(decay_ring[slot, skipped + c] - decay_ring[slot, skipped + j], 0.0)
             )
+        for c, j in T.Parallel(chunk, chunk):
+            products[c, j] = T.if_then_else(j <= c, products[c, j], T.cast(0, accum))
         T.copy(products, score_ring[0, 0:chunk, 0:chunk])
         T.fence_proxy_async()
         T.sync_threads(_OUTPUT_BARRIER, output_threads)
