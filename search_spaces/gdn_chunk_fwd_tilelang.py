@@ -44,6 +44,8 @@ _OUTPUT_ROWS = 64
 _HOPPER_HEAD_DIM_K = 128
 """The state of longer keys leaves no registers for chunks of 64."""
 _MAX_REGISTERS = 255
+_CROWDED = 0.9
+"""Share of the multiprocessors that chains must keep busy before a block may take all columns."""
 _ALIGNMENT = 1024
 """Bytes that a tile in shared memory starts at a multiple of."""
 
@@ -216,19 +218,25 @@ def _with_scan(
     return Config.of(_TEMPLATE, {**kept, **scan})
 
 
+def _num_chains(problem: GdnChunkProblem, config: Config) -> int:
+    """States that are carried side by side."""
+    span = int(config["chunk"]) * int(config["segment"])
+    pieces = -(-problem.num_tokens // span) if span else problem.num_sequences
+    return problem.num_v_heads * pieces
+
+
 def _seeds(problem: GdnChunkProblem, device: DeviceSpec, triton: SearchSpace) -> tuple[Config, ...]:
     """The Triton template's fused seeds, each with the scans that have a chance."""
-    scans: tuple[tuple[int, int, str, int], ...] = (
-        (64, 2, "own_group", 2),
-        (128, 2, "own_group", 1),
-        (64, 3, "own_warp", 0),
-        (128, 2, "own_group", 0),
-    )
+    narrow_scan, wide_scan = (64, 2, "own_group", 2), (128, 2, "own_group", 1)
+    others = ((64, 3, "own_warp", 0), (128, 2, "own_group", 0))
     found: list[Config] = []
     for seed in triton.seeds:
         if seed.get("algorithm") != "fused" or seed.get("scores") != "stored":
             continue
-        for block_v, stages, producer, turns in scans[: 4 if not found else 3]:
+        # Wide blocks read less, where there are enough of them for all multiprocessors.
+        is_crowded = _num_chains(problem, seed) >= _CROWDED * device.num_sms
+        first = (wide_scan, narrow_scan) if is_crowded else (narrow_scan, wide_scan)
+        for block_v, stages, producer, turns in (*first, *others[: 2 if not found else 1]):
             if problem.head_dim_v % block_v:
                 continue
             scan = {"block_v": block_v, "stages": stages, "turns": turns}

@@ -53,6 +53,13 @@ def joint_macro(
             T.wait_wgmma(num_left)
 
     @T.macro
+    def clear_behind(known, num_left):
+        """Columns of tokens behind the end become 0; whole chunks have none and pay nothing."""
+        if num_left < chunk:
+            for i, c in T.Parallel(block_v, chunk):
+                known[i, c] = T.if_then_else(c < num_left, known[i, c], T.cast(0, accum))
+
+    @T.macro
     def scale_output(result, growth, gates, scale):
         for i, c in T.Parallel(block_v, chunk):
             result[i, c] *= growth[gates, c] * scale
@@ -90,15 +97,10 @@ def joint_macro(
         finish(1)
         for i, c in T.Parallel(block_v, chunk):
             if is_wy:
-                known[i, c] = T.if_then_else(
-                    c < num_left, values[i, c] - known[i, c], T.cast(0, accum)
-                )
+                known[i, c] = values[i, c] - known[i, c]
             else:
-                known[i, c] = T.if_then_else(
-                    c < num_left,
-                    values[i, c] - growth[gates, c] * known[i, c],
-                    T.cast(0, accum),
-                )
+                known[i, c] = values[i, c] - growth[gates, c] * known[i, c]
+        clear_behind(known, num_left)
         if not is_wy:
             T.copy(known, errors)
             multiply(errors, left_ring[slot, 0:chunk, 0:inner], known, True, True)
@@ -108,9 +110,8 @@ def joint_macro(
             state[i, d] *= last
         if not is_wy:
             finish(0)
-            for i, c in T.Parallel(block_v, chunk):
-                # Rows of A behind the end are whatever the memory held.
-                known[i, c] = T.if_then_else(c < num_left, known[i, c], T.cast(0, accum))
+            # Rows of A behind the end are whatever the memory held.
+            clear_behind(known, num_left)
         T.copy(known, errors)
         for i, c in T.Parallel(block_v, chunk):
             known[i, c] *= left[gates, c]

@@ -42,6 +42,13 @@ def role_macros(
         T.wgmma_gemm(a, b, c, transpose_B=transposes, policy=policy, clear_accum=is_cleared)
 
     @T.macro
+    def clear_behind(known, num_left):
+        """Columns of tokens behind the end become 0; whole chunks have none and pay nothing."""
+        if num_left < chunk:
+            for i, c in T.Parallel(block_v, chunk):
+                known[i, c] = T.if_then_else(c < num_left, known[i, c], T.cast(0, accum))
+
+    @T.macro
     def advance_state(
         state, rounded, known, values, errors, decayed, k_ring, v_ring, left_ring, state_tile,
         error_tile, growth, left, last, state_filled, error_filled, drained, slot, gates, turn,
@@ -64,22 +71,16 @@ def role_macros(
         T.wait_wgmma(0)
         for i, c in T.Parallel(block_v, chunk):
             if is_wy:
-                known[i, c] = T.if_then_else(
-                    c < num_left, values[i, c] - known[i, c], T.cast(0, accum)
-                )
+                known[i, c] = values[i, c] - known[i, c]
             else:
-                known[i, c] = T.if_then_else(
-                    c < num_left,
-                    values[i, c] - growth[gates, c] * known[i, c],
-                    T.cast(0, accum),
-                )
+                known[i, c] = values[i, c] - growth[gates, c] * known[i, c]
+        clear_behind(known, num_left)
         if not is_wy:
             T.copy(known, errors)
             multiply(errors, left_ring[slot, 0:chunk, 0:inner], known, True, True)
             T.wait_wgmma(0)
-            for i, c in T.Parallel(block_v, chunk):
-                # Rows of A behind the end are whatever the memory held.
-                known[i, c] = T.if_then_else(c < num_left, known[i, c], T.cast(0, accum))
+            # Rows of A behind the end are whatever the memory held.
+            clear_behind(known, num_left)
         T.copy(known, errors)
         for i, c in T.Parallel(block_v, chunk):
             known[i, c] *= left[gates, c]
