@@ -315,7 +315,25 @@ def _fits_smem(problem: GdnChunkProblem, device: DeviceSpec, config: Config) -> 
         reason = fits_shared_memory(size * buffers * chunk * columns, device)
         if reason is not None:
             return f"{part}: {reason}"
-    return None
+    return _stitch_exceeds(problem, device, config)
+
+
+def _stitch_exceeds(problem: GdnChunkProblem, device: DeviceSpec, config: Config) -> str | None:
+    """Transitions and states, in fp32, that loads of the stitch fill ahead of their use.
+
+    As binaries have them: the stage in use is in registers, but for the states added, and but for
+    products of warp groups, which read it in place.
+    """
+    block_v = config.get("stitch_block_v")
+    if block_v is None:
+        return None
+    side = 1 << (problem.head_dim_k - 1).bit_length()
+    added, stages = 4 * side * int(block_v), int(config["stitch_num_stages"])
+    in_place = device.compute_capability == (9, 0) and config["stitch_precision"] == "tf32"
+    ahead = stages if in_place else stages - 1
+    num_bytes = ahead * (4 * side * side + added) + (0 if in_place else added)
+    reason = fits_shared_memory(num_bytes, device)
+    return None if reason is None else f"stitch: {reason}"
 
 
 def _tilelang_space(problem: GdnChunkProblem, device: DeviceSpec) -> SearchSpace:

@@ -144,3 +144,14 @@ def test_a_transition_that_shared_memory_cannot_hold_is_refused() -> None:
     assert not any(config["segment"] for config in space.valid_seeds())
     cut = next(c for c in triton_space(PROBLEM, gpu("h200")).valid_seeds() if c["segment"])
     assert "256 x 256 in fp32, takes 262144 bytes" in str(space.check(cut))
+
+
+def test_a_stitch_that_shared_memory_cannot_hold_is_refused(h200) -> None:
+    """Bytes as Triton 3.9's binaries ask for: 294912, 221184, 196608 on sm_90, 155648 on sm_120."""
+    space, small = triton_space(PROBLEM, h200), triton_space(PROBLEM, gpu("rtx5090"))
+    cut = next(c for c in space.valid_seeds() if c["segment"]).replace(stitch_num_stages=3)
+    wide = cut.replace(stitch_block_v=64, stitch_precision="tf32")
+    assert "stitch: 294912 bytes" in str(space.check(wide))
+    assert space.check(cut.replace(stitch_block_v=16, stitch_precision="tf32")) is None
+    assert space.check(cut.replace(stitch_block_v=32, stitch_precision="tf32x3")) is None
+    assert "stitch: " in str(small.check(cut.replace(stitch_block_v=16, scan_num_stages=1)))
