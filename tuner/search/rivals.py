@@ -33,6 +33,8 @@ _MAX_BASES = 4
 """Configs of an algorithm that are tried until one works as a whole."""
 _NUM_BEST = 3
 """Of each part, how many of the fastest enter combinations."""
+_LEAST_SHARE = 0.05
+"""Of the time of the whole operation, that a part counts with at least."""
 _WORTH_COMBINING = 1.05
 """Combinations are measured whose times add up to at most this factor above the least sum."""
 
@@ -322,10 +324,27 @@ class PartwiseRival:
     def _shared_out(self, num_trials: int) -> dict[str, int]:
         """Trials in all of each part that gets more of them."""
         parts = list(self._sizes)
-        weights = [math.log2(1 + self._sizes[part]) for part in parts]
+        weights = self._weights()
         room = [self._sizes[part] - self._targets[part] for part in parts]
         shares = zip(parts, divide(num_trials, weights, room), strict=True)
         return {part: self._targets[part] + num for part, num in shares if num}
+
+    def _weights(self) -> list[float]:
+        """How trials are divided between parts: by choice, and by time once each has been timed.
+
+        A part that takes a hundredth of the whole cannot make it faster by more than that. Times
+        are those of trials that parts were given before, so that a search that goes on divides as
+        it did.
+        """
+        runs = ((part, self._runs.get(part), self._targets[part]) for part in self._sizes)
+        timed = {part: run.ok_trials(target) for part, run, target in runs if run is not None}
+        best = {part: trials[0][0] for part, trials in timed.items() if trials}
+        total = sum(best.values())
+        is_timed = len(best) == len(self._sizes)
+        return [
+            math.log2(1 + size) * (max(best[part] / total, _LEAST_SHARE) if is_timed else 1.0)
+            for part, size in self._sizes.items()
+        ]
 
     def combine(self, num_trials: int) -> None:
         """See ``Rival``."""

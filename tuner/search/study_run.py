@@ -5,6 +5,7 @@ The store is the only memory: what an earlier run left is there from the start.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -51,9 +52,12 @@ class StudyRun:
         """Writes down a trial that has just ended."""
         self._take(self._store.add_trial(self.study.study_id, evaluation), is_new=True)
 
-    def ok_trials(self) -> list[tuple[float, Config]]:
-        """Time and config of the trials that were ok, the fastest first, earlier ones in a tie."""
-        return self._timed(self.trials, _OK)
+    def ok_trials(self, first: int | None = None) -> list[tuple[float, Config]]:
+        """Time and config of the trials that were ok, the fastest first, earlier ones in a tie.
+
+        With ``first``, of the so many first trials.
+        """
+        return self._timed(list(itertools.islice(self.trials, first)), _OK)
 
     def right_trials(self, space: JointSpace) -> list[tuple[float, Config]]:
         """Like ``ok_trials``, of one space, and with those that were right but cut for their time.

@@ -257,6 +257,24 @@ def test_more_trials_go_on_with_the_parts(store, h200):
     assert len(first.seen) + len(more.seen) <= 80
 
 
+@pytest.mark.parametrize("slow", ["scale", "shift", "store"])
+def test_a_part_that_takes_most_of_the_time_gets_most_of_the_trials(
+    store, h200, slow, monkeypatch
+) -> None:
+    of_formula = parts_toy_op.part_time_us
+    factors = {slow: 30.0}
+    monkeypatch.setattr(
+        parts_toy_op,
+        "part_time_us",
+        lambda config, part: of_formula(config, part) * factors.get(part, 1.0),
+    )
+    evaluations = Evaluations()
+    search_parts(store, h200, evaluations, num_trials=48)
+    counts = Counter(part for part, _ in evaluations.seen if part)
+    assert counts[slow] == max(counts.values())
+    assert counts[slow] >= counts.total() / 2
+
+
 def test_a_failing_seed_is_replaced_as_the_base(store, h200, space):
     seed = space.valid_seeds()[1]
 
