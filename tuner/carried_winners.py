@@ -1,6 +1,9 @@
-"""Winners of other SKUs for the same problem: a prediction tries them, too.
+"""Winners of other studies of the same problem, which a study tries first of all.
 
-So that a report can say what the winner of each SKU costs on every other.
+A prediction tries those of other SKUs, so that a report can say what the winner of each costs on
+every other. A measurement tries those of earlier searches on its own SKU, with other templates,
+other versions or less time: what it decides is the newest and is handed out, so it must not be
+worse than what was known for want of time.
 """
 
 from __future__ import annotations
@@ -52,6 +55,24 @@ class CarriedWinners:
             if sku not in best or _weight(winner) >= _weight(best[sku]):
                 best[sku] = winner
         configs = (best[sku].trial.evaluation.config for sku in sorted(best))
+        return tuple(dict.fromkeys(c for c in configs if space.check(c) is None))
+
+    def earlier(self, key: StudyKey, space: JointSpace) -> tuple[Config, ...]:
+        """What other searches measured as the best of this problem on this SKU, the last first.
+
+        Only what is valid in ``space``, each config once.
+        """
+        op, found = key.problem.op, []
+        for winner in (*self._shipped_winners(op), *self._store.winners(op=op)):
+            theirs = winner.study.key
+            is_same = (theirs.problem, theirs.policy) == (key.problem, key.policy)
+            is_measured = theirs.provenance is Provenance.MEASURED
+            if not is_same or not is_measured or theirs.device.sku != key.device.sku:
+                continue
+            if theirs != key and not _is_library(op, winner):
+                found.append(winner)
+        found.sort(key=lambda winner: winner.decided_at, reverse=True)
+        configs = (winner.trial.evaluation.config for winner in found)
         return tuple(dict.fromkeys(c for c in configs if space.check(c) is None))
 
     def _shipped_winners(self, op: str) -> Sequence[WinnerRecord]:

@@ -273,7 +273,8 @@ class _Run:
         """The winner of one study and its trials, those of its parts included."""
         entry, target = job.entry, job.target
         study = self._store.study(_study_key(job, space), seed=self._seed)
-        carried = () if job.is_measured else self._carried.of(study.key, space)
+        carry = self._carried.earlier if job.is_measured else self._carried.of
+        carried = carry(study.key, space)
         total = expected_trials(space, self._limits.num_trials)
         self._listener.study_started(entry.label, target.device.sku, entry.problem, total)
         winner = run_search(

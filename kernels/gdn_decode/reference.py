@@ -31,7 +31,7 @@ MAX_COMPARED_SEQUENCES = 32
 RELATIVE_RMS_BOUND = {torch.bfloat16: 4.0e-3, torch.float16: 5.0e-4, torch.float32: 2.0e-6}
 """Bound of ||x - ref|| / ||ref|| by the dtype of x: its unit roundoff, 17 of them for fp32."""
 MAX_ERROR_BOUND = {torch.bfloat16: 4.0e-2, torch.float16: 5.0e-3, torch.float32: 3.0e-5}
-"""Bound of one element's error over the RMS of its tensor."""
+"""Bound of one element's error, beside its own rounding, over the RMS of its tensor."""
 
 
 @dataclass(frozen=True)
@@ -262,20 +262,27 @@ def _sequences_to_compare(problem: GdnDecodeProblem) -> list[int]:
 def _difference(
     value: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype
 ) -> tuple[float, float, str | None]:
-    """Largest error, relative RMS error, and what is wrong."""
+    """Largest error, relative RMS error, and what is wrong.
+
+    What the last rounding may cost an element, however large, is no error of a kernel: one of ten
+    times the RMS is off by 0.04 of the RMS as soon as it is written in bf16.
+    """
     if not value.numel():
         return 0.0, 0.0, None
     if not bool(torch.isfinite(value).all()):
         return math.inf, math.inf, "NaN or infinity"
     error = (value - exact).abs()
+    rounding = torch.finfo(dtype).eps / 2 * exact.abs()
     scale = exact.square().mean().sqrt().clamp_min(1e-30)
     rms = (error.square().mean().sqrt() / scale).item()
-    largest = (error.max() / scale).item()
+    largest = ((error - rounding).max() / scale).item()
     reason = None
     if rms > RELATIVE_RMS_BOUND[dtype]:
         reason = f"relative RMS error {rms:.3g} exceeds {RELATIVE_RMS_BOUND[dtype]:g}"
     elif largest > MAX_ERROR_BOUND[dtype]:
-        reason = f"largest error {largest:.3g} RMS exceeds {MAX_ERROR_BOUND[dtype]:g}"
+        reason = (
+            f"largest error {largest:.3g} RMS and rounding exceeds {MAX_ERROR_BOUND[dtype]:g}"
+        )
     return error.max().item(), rms, reason
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from formula_evaluator import FormulaEvaluator, timing
@@ -171,3 +172,30 @@ def test_the_shipped_database_counts_too_unless_it_is_the_one_written(toy, tmp_p
         assert of_h200(shipped, tmp_path / "shipped.db") == (config,)
     with Store.open(tmp_path / "a.db") as store:
         assert of_h200(store, tmp_path / "a.db") == (config,)
+
+
+def test_a_measured_search_begins_with_what_earlier_ones_of_the_sku_found(toy, tmp_path):
+    h200, problem = catalog.gpu("h200"), ToyProblem(64)
+    configs = list(joint_space(problem, h200))
+    own = Searched(problem, h200)
+    older = replace(own, toolchain=replace(own.toolchain, triton="3.6.0"))
+    oldest = replace(own, toolchain=replace(own.toolchain, triton="3.5.0"))
+    invalid = Config.of("triton", {**configs[0].as_dict(), "block_n": 96})
+    cases = [
+        (oldest, configs[1]),
+        (replace(own, toolchain=replace(own.toolchain, triton="3.4.0")), invalid),
+        (older, configs[2]),
+        (own, configs[3]),
+        (replace(own, provenance=Provenance.PREDICTED), configs[4]),
+        (replace(own, device=catalog.gpu("b200")), configs[5]),
+        (replace(own, problem=ToyProblem(128)), configs[6]),
+    ]
+    with Store.open(tmp_path / "a.db") as store:
+        for searched, config in cases:
+            add_study(store, searched, [timed(searched, config, 9.0)], [config])
+        carried = CarriedWinners(store, tmp_path / "a.db")
+        try:
+            found = carried.earlier(own.key, joint_space(problem, h200))
+        finally:
+            carried.close()
+    assert found == (configs[2], configs[1])
