@@ -21,7 +21,7 @@ from .wording import iso_time, slug
 
 __all__ = ["render_page"]
 
-MAX_ROWS = 150
+MAX_ROWS = 120
 """Of a table on the page; its CSV file has all."""
 
 
