@@ -280,9 +280,7 @@ def _difference(
     if rms > RELATIVE_RMS_BOUND[dtype]:
         reason = f"relative RMS error {rms:.3g} exceeds {RELATIVE_RMS_BOUND[dtype]:g}"
     elif largest > MAX_ERROR_BOUND[dtype]:
-        reason = (
-            f"largest error {largest:.3g} RMS and rounding exceeds {MAX_ERROR_BOUND[dtype]:g}"
-        )
+        reason = f"largest error {largest:.3g} RMS and rounding exceeds {MAX_ERROR_BOUND[dtype]:g}"
     return error.max().item(), rms, reason
 
 
