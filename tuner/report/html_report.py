@@ -21,7 +21,7 @@ from .wording import iso_time, slug
 
 __all__ = ["render_page"]
 
-MAX_ROWS = 120
+MAX_ROWS = 100
 """Of a table on the page; its CSV file has all."""
 
 
