@@ -32,7 +32,14 @@ from typing import Any
 import torch
 from gdn_cache import FillTask, fill, use_cache, warm
 from gdn_libraries import CHUNK_LIBRARIES, DECODE_LIBRARIES, usable
-from gdn_targets import FASTEST, Target, best_of, decode_targets, prefill_targets
+from gdn_targets import (
+    FASTEST,
+    SAME_STATES,
+    Target,
+    best_of,
+    decode_targets,
+    prefill_targets,
+)
 from side_by_side import DEFAULT, DISPATCH, OURS, require_gpu, time_cell, write_record
 from tilescout.kernels.base import Problem
 from tilescout.kernels.device import DeviceSpec
@@ -117,13 +124,16 @@ def time_label(label: str, device: DeviceSpec, arguments: argparse.Namespace) ->
     return {"row": label, **row}
 
 
-def ratios_of(us: dict[str, float]) -> dict[str, float | None]:
-    """Times of libraries over ours, above 1 where ours is faster; None where one is missing."""
+def ratios_of(us: dict[str, float], layout: str = "KV") -> dict[str, float | None]:
+    """Times of libraries over ours, above 1 where ours is faster; None where one is missing.
+
+    The look-up is compared with who has states of the row's layout.
+    """
     pairs = {
         "fla/ours": (("fla",), OURS),
         "fla,qla/ours": (("fla", "flash_qla"), OURS),
         "best/ours": (FASTEST, OURS),
-        "best/dispatch": (FASTEST, DISPATCH),
+        "best/dispatch": (SAME_STATES[layout], DISPATCH),
     }
     found: dict[str, float | None] = {}
     for name, (theirs, mine) in pairs.items():
@@ -138,7 +148,7 @@ def print_row(row: dict[str, Any], columns: Sequence[str]) -> None:
     figures = " ".join(f"{us[c]:>13.2f}" if c in us else f"{'-':>13}" for c in columns)
     ratios = " ".join(
         f"{'-':>{len(name)}}" if ratio is None else f"{ratio:>{len(name)}.2f}"
-        for name, ratio in ratios_of(us).items()
+        for name, ratio in ratios_of(us, row["problem"]["state_layout"]).items()
     )
     config = " ".join(f"{k}={v}" for k, v in row["config"].items())
     used = f"{row.get('template', '')} {config} (dispatch: {row.get('dispatch_template', '-')})"
@@ -149,12 +159,16 @@ def print_row(row: dict[str, Any], columns: Sequence[str]) -> None:
 
 def targets_of(rows: Sequence[dict[str, Any]]) -> list[Target]:
     """Every target of what was timed."""
-    prefill = {row["row"]: row["us"] for row in rows if row["row"] in ROWS}
-    decode = {
-        row["problem"]["batch"]: row["us"] for row in rows if row["row"].startswith("decode ")
-    }
-    found = prefill_targets(prefill) if prefill else []
-    return found + (decode_targets(decode) if decode else [])
+    prefill = [row for row in rows if row["row"] in ROWS]
+    decode = [row for row in rows if row["row"] not in ROWS]
+    found: list[Target] = []
+    if prefill:
+        times = {row["row"]: row["us"] for row in prefill}
+        found += prefill_targets(times, prefill[0]["problem"]["state_layout"])
+    if decode:
+        batches = {row["problem"]["batch"]: row["us"] for row in decode}
+        found += decode_targets(batches, decode[0]["problem"]["state_layout"])
+    return found
 
 
 def parse_arguments() -> argparse.Namespace:

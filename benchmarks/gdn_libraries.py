@@ -1,8 +1,9 @@
 """Launches of FLA, FlashQLA and FlashInfer as their own users call them, for ``gdn.py``.
 
 What a library wants in another form than our operations have (a linear decay, states as [V, K] or
-in batch order, 64-bit bounds) is made beforehand and is not timed. Each verifies its first launch
-against the reference of the operation.
+in batch order, 64-bit bounds) is made beforehand and is not timed; ``flashinfer_kv`` of prefill is
+who keeps states as [K, V] and transposes them at every call. Each verifies its first launch against
+the reference of the operation.
 """
 
 from __future__ import annotations
@@ -90,12 +91,17 @@ def _flash_qla_chunk(cell: Cell) -> list[Forward]:
     return [partial(forward, i) for i in cell.inputs]
 
 
-def _flashinfer_chunk(cell: Cell) -> list[Forward]:
-    """FlashInfer's prefill: the decay itself instead of its logarithm, states as [V, K]."""
+def _flashinfer_chunk(cell: Cell, *, transposes: bool = False) -> list[Forward]:
+    """FlashInfer's prefill: the decay itself instead of its logarithm, states as [V, K].
+
+    States of [K, V] rows are transposed beforehand, or with ``transposes`` in the timed call.
+    """
     from flashinfer.gdn_prefill import chunk_gated_delta_rule
 
     bounds = cell.inputs[0].cu_seqlens.long()
     is_transposed = cell.problem.state_layout == "KV"
+    if transposes and not is_transposed:
+        raise LeftOutError("states are [V, K] here, which its kernel takes as they are")
 
     def prepare(i: Any) -> Forward:
         q, k, v, beta = (x[0] for x in (i.q, i.k, i.v, i.beta))
@@ -105,6 +111,8 @@ def _flashinfer_chunk(cell: Cell) -> list[Forward]:
         out, after = torch.empty_like(v), torch.empty_like(before)
 
         def forward() -> tuple[torch.Tensor, torch.Tensor]:
+            if transposes:
+                before.copy_(i.initial_state.transpose(-1, -2))
             chunk_gated_delta_rule(
                 q=q,
                 k=k,
@@ -118,7 +126,8 @@ def _flashinfer_chunk(cell: Cell) -> list[Forward]:
                 output=out,
                 output_state=after,
             )
-            return out, after.transpose(-1, -2) if is_transposed else after
+            final = after.transpose(-1, -2) if is_transposed else after
+            return out, final.contiguous() if transposes else final
 
         return forward
 
@@ -212,6 +221,7 @@ CHUNK_LIBRARIES: dict[str, Baseline] = {
     "fla": partial(_calls, _fla_chunk),
     "flash_qla": partial(_calls, _flash_qla_chunk),
     "flashinfer": partial(_calls, _flashinfer_chunk),
+    "flashinfer_kv": partial(_calls, partial(_flashinfer_chunk, transposes=True)),
 }
 DECODE_LIBRARIES: dict[str, Baseline] = {
     "fla": partial(_calls, _fla_decode),

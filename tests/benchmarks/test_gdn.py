@@ -43,10 +43,14 @@ def cell_of(problem):
 
 
 @pytest.mark.parametrize("layout", ["KV", "VK"])
-@pytest.mark.parametrize("name", ["fla", "flash_qla", "flashinfer"])
+@pytest.mark.parametrize("name", ["fla", "flash_qla", "flashinfer", "flashinfer_kv"])
 def test_prefill_libraries_are_called_and_verified(libraries, monkeypatch, name, layout) -> None:
     called = fake_libraries.install(monkeypatch)
     problem = GdnChunkProblem.from_dict({**CHUNK.as_dict(), "state_layout": layout})
+    if (name, layout) == ("flashinfer_kv", "VK"):
+        with pytest.raises(import_module("side_by_side").LeftOutError, match="as they are"):
+            libraries.CHUNK_LIBRARIES[name](cell_of(problem))
+        return
     calls = libraries.CHUNK_LIBRARIES[name](cell_of(problem))
     assert len(calls) == len(called) == 2
     calls[1]()
@@ -79,7 +83,7 @@ def test_missing_libraries_are_named_with_what_they_need(libraries, monkeypatch)
     fake_libraries.install(monkeypatch, "fla-core")
     found, missing = libraries.usable(libraries.CHUNK_LIBRARIES, ["fla", "flashinfer"])
     assert list(found) == ["fla"]
-    assert list(missing) == ["flashinfer"]
+    assert list(missing) == ["flashinfer", "flashinfer_kv"]
     assert "flashinfer-python>=0.6.18" in missing["flashinfer"]
 
 
@@ -95,6 +99,12 @@ def test_targets_say_pass_fail_and_what_was_not_measured(bench) -> None:
     fla = found["ours against FLA, every row at least 1.2"]
     assert str(fla).strip().startswith("FAIL")
     assert "1.100 over 2 rows, lowest 1.100 at b" in fla.detail
+    # A library whose states are the other way round is no rival of a look-up.
+    native = {"a": {"tilescout": 90.0, "dispatch": 90.0, "flashinfer": 50.0, "flashinfer_kv": 95.0}}
+    look_up = [targets.prefill_targets(native, layout)[-1].is_reached for layout in ("KV", "VK")]
+    assert look_up == [True, False]
+    assert bench.ratios_of(native["a"])["best/ours"] == pytest.approx(50 / 90)
+    assert bench.ratios_of(native["a"])["best/dispatch"] == pytest.approx(95 / 90)
     alone = targets.prefill_targets({"a": {"tilescout": 1.0}})
     assert {t.is_reached for t in alone} == {None}
     decode = targets.decode_targets(
