@@ -261,6 +261,24 @@ class SearchSpace:
 
         yield from extend(0, {})
 
+    def adapted(self, config: Config) -> Config | None:
+        """A config of another problem's space of this template, made to fit; None where none does.
+
+        A parameter that exists only here has the default's value, or its first one; one that does
+        not exist here is dropped.
+        """
+        if config.template != self.template:
+            return None
+        values: dict[str, ParameterValue] = {}
+        for parameter in self.parameters:
+            condition = parameter.active_when
+            if condition is None or values.get(condition.parent) in condition.values:
+                theirs, usual = config.get(parameter.name), self.default.get(parameter.name)
+                value = usual if theirs is None else theirs
+                values[parameter.name] = parameter.values[0] if value is None else value
+        adapted = Config.of(self.template, values)
+        return adapted if self.check(adapted) is None else None
+
     def fingerprint(self) -> str:
         """Sixteen hex digits over parameters, values and constraint names; order does not count."""
         parts = {
@@ -321,6 +339,11 @@ class JointSpace:
             if space.template == config.template:
                 return space.check(config)
         return f"template {config.template!r} takes no part in this search"
+
+    def adapted(self, config: Config) -> Config | None:
+        """The config made to fit the space of its template; None where that is not possible."""
+        fitting = (space.adapted(config) for space in self.spaces)
+        return next((adapted for adapted in fitting if adapted is not None), None)
 
     @property
     def default(self) -> Config:

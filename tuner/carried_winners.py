@@ -62,18 +62,36 @@ class CarriedWinners:
 
         Only what is valid in ``space``, each config once.
         """
+        op = key.problem.op
+        found = [w for w in self._measured(key) if w.study.key != key and not _is_library(op, w)]
+        found.sort(key=lambda winner: winner.decided_at, reverse=True)
+        configs = (winner.trial.evaluation.config for winner in found)
+        return tuple(dict.fromkeys(c for c in configs if space.check(c) is None))
+
+    def standing(self, key: StudyKey, space: JointSpace) -> Config | None:
+        """The measured winner of this problem on this SKU that a search of ``space`` cannot meet.
+
+        The one that is decided last serves, so that a search of some of the templates has to be
+        held against it. Of several the last; None where no other template has a winner.
+        """
+        searched = {part.template for part in space.spaces}
+        last: WinnerRecord | None = None
+        for winner in self._measured(key):
+            is_other = winner.trial.evaluation.config.template not in searched
+            if is_other and (last is None or winner.decided_at >= last.decided_at):
+                last = winner
+        return None if last is None else last.trial.evaluation.config
+
+    def _measured(self, key: StudyKey) -> list[WinnerRecord]:
+        """What any search measured as the best of this problem on this SKU."""
         op, found = key.problem.op, []
         for winner in (*self._shipped_winners(op), *self._store.winners(op=op)):
             theirs = winner.study.key
             is_same = (theirs.problem, theirs.policy) == (key.problem, key.policy)
             is_measured = theirs.provenance is Provenance.MEASURED
-            if not is_same or not is_measured or theirs.device.sku != key.device.sku:
-                continue
-            if theirs != key and not _is_library(op, winner):
+            if is_same and is_measured and theirs.device.sku == key.device.sku:
                 found.append(winner)
-        found.sort(key=lambda winner: winner.decided_at, reverse=True)
-        configs = (winner.trial.evaluation.config for winner in found)
-        return tuple(dict.fromkeys(c for c in configs if space.check(c) is None))
+        return found
 
     def _shipped_winners(self, op: str) -> Sequence[WinnerRecord]:
         if op not in self._of_op:

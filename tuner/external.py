@@ -2,14 +2,15 @@
 
 Our templates are searched in a study of their own, whose winner stands where no library is
 installed. A second study then measures that winner and the libraries side by side; its winner is
-newer and serves where the library that won is installed.
+newer and serves where the library that won is installed. A search of some of the templates is held
+against the winner that stands in the same way: the newest serves, and it must not be a slower one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from ..errors import UnsupportedError
+from ..errors import UnknownNameError, UnsupportedError
 from ..kernels.base import Config, KernelTemplate, Problem
 from ..kernels.device import DeviceSpec
 from ..kernels.external import ExternalPolicy, set_external_policy
@@ -27,6 +28,8 @@ __all__ = [
     "use_external",
 ]
 
+_LEAST_CONTEST = 2
+"""Winners that are measured against each other where no library takes part."""
 _LIBRARY_TIMEOUT_S = 600.0
 """Limit for a library's first call, which compiles and may tune: FLA was seen to take 119 s for one
 new key, FlashQLA 122 s (H200, 16 cores)."""
@@ -56,25 +59,44 @@ def own_templates(op: str, names: Collection[str] | None = None) -> tuple[str, .
 
 
 def contest_space(
-    problem: Problem, device: DeviceSpec, names: Collection[str] | None, ours: Config | None
+    problem: Problem,
+    device: DeviceSpec,
+    names: Collection[str] | None,
+    held: Sequence[Config],
 ) -> JointSpace | None:
-    """Our winner and the libraries that serve the problem; None where there is no library.
+    """Winners and the libraries that serve the problem; None where nobody is held against another.
 
     Args:
         problem: What is searched.
         device: The GPU at hand.
         names: Templates that take part; None for all.
-        ours: Our winner; None where there is none.
+        held: Our winner, and the one that stands where its template took no part; of different
+            templates. One that cannot run here is left out.
     """
     rivals = [
         space_of(problem, library.name, device)
         for library in _libraries(problem.op, names)
         if library.supports(problem, device) is None
     ]
-    if not rivals:
+    winners = [
+        listed_space(config.template, [config])
+        for config in held
+        if _runs(problem, device, config) and all(r.template != config.template for r in rivals)
+    ]
+    if not rivals and len(winners) < _LEAST_CONTEST:
         return None
-    held = [] if ours is None else [listed_space(ours.template, [ours])]
-    return JointSpace((*held, *rivals))
+    return JointSpace((*winners, *rivals))
+
+
+def _runs(problem: Problem, device: DeviceSpec, config: Config) -> bool:
+    """Whether the config is one that its template takes here, as the code is now."""
+    try:
+        kernel = template(problem.op, config.template)
+    except UnknownNameError:
+        return False
+    if kernel.supports(problem, device) is not None:
+        return False
+    return space_of(problem, config.template, device).check(config) is None
 
 
 def space_of_libraries(
@@ -89,7 +111,7 @@ def space_of_libraries(
     Raises:
         UnsupportedError: none of them takes part.
     """
-    space = contest_space(problem, device, names, None) if is_measured else None
+    space = contest_space(problem, device, names, ()) if is_measured else None
     if space is None:
         reasons = [
             f"{t.name}: {t.supports(problem, device)}" for t in _libraries(problem.op, names)

@@ -147,16 +147,16 @@ class _Job:
         try:
             return joint_space(problem, device, own)
         except UnsupportedError:
-            contest = self.contest(None)
+            contest = self.contest(())
             if contest is None:
                 raise
             return contest
 
-    def contest(self, ours: Config | None) -> JointSpace | None:
-        """Our winner against the libraries that are installed; None where there is none."""
+    def contest(self, held: Sequence[Config]) -> JointSpace | None:
+        """Winners against each other and the libraries that are installed; None without a rival."""
         if not self.is_measured:
             return None
-        return contest_space(self.entry.problem, self.target.device, self.templates, ours)
+        return contest_space(self.entry.problem, self.target.device, self.templates, held)
 
     @property
     def is_measured(self) -> bool:
@@ -257,15 +257,24 @@ class _Run:
         return now + max(0.0, self._end - now) / num_left
 
     def _one(self, job: _Job, space: JointSpace, deadline: float | None) -> TuneRow:
-        winner, trials = self._search(job, space, deadline)
+        standing = self._standing(job, space)
         if own_templates(job.entry.problem.op, [s.template for s in space.spaces]) == ():
-            return _row(job, space, winner, trials)
-        ours = None if winner is None else winner.trial.evaluation.config
-        contest = job.contest(ours)
+            space = job.contest(standing) or space
+            return _row(job, space, *self._search(job, space, deadline))
+        winner, trials = self._search(job, space, deadline)
+        ours = () if winner is None else (winner.trial.evaluation.config,)
+        contest = job.contest((*ours, *standing))
         if contest is not None:
             best, more = self._search(job, contest, deadline)
             winner, trials = best or winner, trials + more
         return _row(job, space, winner, trials)
+
+    def _standing(self, job: _Job, space: JointSpace) -> tuple[Config, ...]:
+        """What serves the problem now, if the search leaves its template out."""
+        if not job.is_measured or job.templates is None:
+            return ()
+        found = self._carried.standing(_study_key(job, space), space)
+        return () if found is None else (found,)
 
     def _search(
         self, job: _Job, space: JointSpace, deadline: float | None

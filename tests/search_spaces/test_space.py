@@ -139,3 +139,21 @@ def test_space_with_too_many_valid_configs_is_not_held(monkeypatch):
     assert not space.is_enumerated
     assert space.count() == space.product_size()
     assert set(space) == brute_force(100)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine"),
+    [
+        ({"a": 2, "mode": "y", "b": 2}, {"a": 2, "mode": "y", "b": 2}),
+        # What hangs under another value is dropped, what is missing is filled.
+        ({"a": 1, "mode": "x", "b": 4}, {"a": 1, "mode": "x"}),
+        ({"a": 1, "mode": "z", "b": 4, "norm": 8}, {"a": 1, "mode": "z", "b": 4, "c": True}),
+        ({"mode": "x"}, {"a": 1, "mode": "x"}),
+        ({"a": 3, "mode": "y", "b": 4}, None),
+        ({"a": 9, "mode": "x"}, None),
+    ],
+)
+def test_a_config_of_another_space_is_made_to_fit(theirs, mine) -> None:
+    found = small_space().adapted(Config.of("t", theirs))
+    assert found == (None if mine is None else Config.of("t", mine))
+    assert small_space().adapted(Config.of("u", theirs)) is None

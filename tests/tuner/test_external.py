@@ -79,7 +79,8 @@ def test_without_the_library_our_winner_serves_and_the_reason_is_kept(
     monkeypatch.setattr("tilescout.tuner.winner_rows._source_hash", _uncached_hash)
     dispatch.refresh()
     assert dispatch.lookup(PROBLEM, gpu=h200, databases=[database]).template == "triton"
-    (skipped,) = dispatch.current_snapshot([database]).skipped
+    snapshot = dispatch.current_snapshot([database])
+    (skipped,) = (row for row in snapshot.skipped if row.database == database)
     assert "pebble is not installed" in skipped.reason
 
 
@@ -103,6 +104,36 @@ def test_named_templates_alone_take_part(workload, tmp_path) -> None:
             tune(workload, mode="measure", templates=["library"], db=tmp_path / "c.db")
     finally:
         use_external(None)
+
+
+@pytest.mark.parametrize("order", [("library", "triton"), ("triton", "library")])
+def test_a_search_of_one_template_does_not_displace_a_faster_winner(
+    workload, h200, tmp_path, order
+) -> None:
+    """The library is faster: whichever is searched last, it serves."""
+    database = tmp_path / "r.db"
+    for name in order:
+        (row,) = tune(workload, mode="measure", trials=3, templates=[name], db=database).rows
+    assert row.config == Config.of("library", {})
+    dispatch.refresh()
+    assert dispatch.lookup(PROBLEM, gpu=h200, databases=[database]).template == "library"
+    with Store.open(database) as store:
+        num_studies = len(store.studies())
+    (again,) = tune(workload, mode="measure", trials=3, templates=[order[-1]], db=database).rows
+    assert again.config == row.config
+    with Store.open(database) as store:
+        assert len(store.studies()) == num_studies
+
+
+def test_a_standing_winner_that_cannot_run_here_is_passed_over(
+    workload, h200, tmp_path, monkeypatch
+) -> None:
+    database = tmp_path / "r.db"
+    tune(workload, mode="measure", trials=3, templates=["library"], db=database)
+    monkeypatch.setattr(kernels_external, "_version", lambda name: None)
+    (row,) = tune(workload, mode="measure", trials=3, templates=["triton"], db=database).rows
+    assert row.config is not None
+    assert row.config.template == "triton"
 
 
 def test_libraries_are_never_predicted(workload, tmp_path) -> None:

@@ -29,8 +29,8 @@ from .study_run import StudyRun
 
 __all__ = ["Evaluators", "PartwiseRival", "Rival", "SearchContext", "WholeRival"]
 
-_MAX_BASES = 4
-"""Configs of an algorithm that are tried until one works as a whole."""
+_NUM_DRAWN_BASES = 3
+"""Configs of an algorithm that are tried at random where none of its seeds works as a whole."""
 _NUM_BEST = 3
 """Of each part, how many of the fastest enter combinations."""
 _LEAST_SHARE = 0.05
@@ -231,9 +231,10 @@ class PartwiseRival:
         self._algorithm = algorithm
         self._context = context
         rng = random.Random(context.seed)
-        drawn = (algorithm.space.sample(rng) for _ in range(_MAX_BASES))
-        found = _without_repeats(itertools.chain(algorithm.space.valid_seeds(), drawn))
-        self._more_firsts = itertools.islice(found, _MAX_BASES)
+        drawn = (algorithm.space.sample(rng) for _ in range(_NUM_DRAWN_BASES))
+        self._more_firsts = _without_repeats(
+            itertools.chain(algorithm.space.valid_seeds(), drawn)
+        )
         self._firsts: list[Config] = []
         self._spaces: dict[tuple[str, Config], JointSpace] = {}
         self._planned: dict[str, tuple[PartScope, SearchPlan]] = {}

@@ -47,7 +47,8 @@ def starting_points(space: JointSpace, store: Store, study: StudyRecord) -> Star
 
     The defaults of all templates and the seeds; beside them the winners of the same operation,
     nearest first, be it another problem on this SKU or a measured one on another SKU; then, as far
-    as there is room among the foreign ones, the finalists behind the nearest winners.
+    as there is room among the foreign ones, the finalists behind the nearest winners. What another
+    problem's space lacks (the norm's tile, where the operation has no norm) is the default's.
     """
     foreign = sorted(
         (
@@ -59,10 +60,10 @@ def starting_points(space: JointSpace, store: Store, study: StudyRecord) -> Star
     )
     own = tuple(space.valid_seeds())
     taken: list[Config] = []
-    for config in _configs(foreign, store):
+    for config in map(space.adapted, _configs(foreign, store)):
         if len(taken) == MAX_FOREIGN_WINNERS:
             break
-        if config not in own and config not in taken and space.check(config) is None:
+        if config is not None and config not in own and config not in taken:
             taken.append(config)
     return StartingPoints(own, tuple(taken))
 

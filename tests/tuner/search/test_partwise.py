@@ -74,6 +74,35 @@ def test_what_is_carried_is_measured_as_a_whole_and_may_win_a_finished_search(st
     assert once_more.seen == []
 
 
+def test_what_won_on_a_near_problem_competes_with_its_algorithm(store, h200, space):
+    """No seed belongs to the algorithm of the winner; it is measured right after the default."""
+    seedless = JointSpace((replace(space.spaces[0], seeds=()),))
+    assert seedless.default["algorithm"] == "fused"
+    near = search_parts(store, h200, Evaluations(), size=128, space=space, num_trials=90)
+    won = near.trial.evaluation.config
+    assert won["algorithm"] == "split"
+    evaluations = Evaluations()
+    winner = search_parts(store, h200, evaluations, space=seedless, num_trials=20)
+    assert evaluations.seen[:2] == [("", seedless.default), ("", won)]
+    assert winner.trial.evaluation.time_us <= near.trial.evaluation.time_us
+
+
+@pytest.mark.parametrize("is_right", [True, False], ids=["slow", "wrong"])
+def test_near_problems_that_mislead_cost_little(store, h200, space, is_right):
+    worst = sorted(space, key=parts_toy_op.time_us)[-3:]
+    for number, config in enumerate(worst):
+        near = toy_key(h200, parts_toy_op.PartsToyProblem(size=128 << number))
+        study = store.study(near, seed=0)
+        trial = store.add_trial(study.study_id, PartsEvaluator(None, None).evaluate(config))
+        store.decide(study.study_id, [trial.evaluation])
+    wrong = (TrialStatus.INCORRECT, "differs")
+    fate = (lambda config: None) if is_right else lambda c: wrong if c in worst else None
+    evaluations = Evaluations(fate=fate)
+    winner = search_parts(store, h200, evaluations, num_trials=90)
+    assert worst[0] in evaluations.of("")
+    assert winner.trial.evaluation.config == optimum(space)
+
+
 @pytest.mark.slow
 def test_finds_the_optimum_that_a_joint_search_of_as_many_trials_misses(h200, space):
     best = optimum(space)
