@@ -12,6 +12,7 @@ import torch
 
 from ..errors import UsageError
 from ..kernels.paged_decode.problem import NVFP4, NVFP4_BLOCK
+from ..kernels.quantization.formats import format_named
 from ..kernels.quantization.triton_append import NvFp4Pages, append_to_pages
 from .checks import check_index, check_shape, check_tensor, refuse_grad, wrong
 from .decode_options import Scale
@@ -37,12 +38,14 @@ def append_nvfp4_kv_cache(
     kv_layout: str = "NHD",
     k_scale: Scale = 1.0,
     v_scale: Scale = 1.0,
+    convention: str = "nearest",
 ) -> None:
     """Writes codes and block scales of new tokens where ``paged_decode`` reads them.
 
-    A value is code * block scale * tensor scale. The block scale is e4m3(amax / 6 / tensor scale),
-    codes are rounded to nearest, ties to even, and saturate. A block with NaN or infinity gets the
-    scale NaN. Nothing waits for the device, and a CUDA graph may hold the call.
+    A value is code * block scale * tensor scale. The block scale is e4m3(amax / 6 / tensor scale)
+    or what another convention makes of it; codes are rounded to nearest, ties to even, and
+    saturate. A block with NaN or infinity gets the scale NaN. Nothing waits for the device, and a
+    CUDA graph may hold the call.
 
     Args:
         k: ``[tokens, num_kv_heads, head_dim]``, bf16, fp16 or fp32, last dimension contiguous.
@@ -55,14 +58,24 @@ def append_nvfp4_kv_cache(
         k_scale: Tensor scale of K, by which ``paged_decode`` multiplies: a number above 0, or fp32
             of one element on the device.
         v_scale: Likewise of V.
+        convention: How block scales are chosen: ``nearest``, ``normal`` (none below 2^-6),
+            ``four_over_six_mae`` or ``four_over_six_mse`` (1.5 times the scale where the block's
+            absolute or squared errors are lower with it; tensor scales are then best of
+            (largest magnitude) / 1536).
 
     Raises:
         UsageError: an argument has a wrong shape, dtype, device, stride or value, requires grad
             under grad mode, or lies on the CPU.
     """
     if is_traced(k, v, slot_mapping):
-        _traced(k, v, slot_mapping, kv_cache, kv_block_scales, kv_layout, k_scale, v_scale)
+        _traced(
+            *(k, v, slot_mapping, kv_cache, kv_block_scales),
+            *(kv_layout, k_scale, v_scale, convention),
+        )
         return
+    known = tuple(format_named(NVFP4).conventions)
+    if convention not in known:
+        raise wrong(_FUNCTION, "convention", convention, f"one of {', '.join(known)}")
     _check_rows(k, v, slot_mapping)
     pools = kv_views(_FUNCTION, kv_cache, kv_layout=kv_layout, kv_dtype=NVFP4, q=k)
     scales = block_scale_views(_FUNCTION, kv_block_scales, pools, kv_layout=kv_layout)
@@ -76,7 +89,7 @@ def append_nvfp4_kv_cache(
     factors = _tensor_scales(k, k_scale, v_scale)
     device_spec(k.device, _FUNCTION)  # refuses what no kernel runs on
     with on_device(k.device):
-        append_to_pages(k, v, slot_mapping, NvFp4Pages(*pools, *scales, *factors))
+        append_to_pages(k, v, slot_mapping, NvFp4Pages(*pools, *scales, *factors), convention)
 
 
 def _check_rows(k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor) -> None:
@@ -129,6 +142,7 @@ def _traced(  # noqa: PLR0917  (the function's own arguments)
     kv_layout: str,
     k_scale: Scale,
     v_scale: Scale,
+    convention: str,
 ) -> None:
     """Calls the operator: a tensor or a pair is a list, a number or a tensor two arguments."""
     numbers = [1.0 if isinstance(x, torch.Tensor) else x for x in (k_scale, v_scale)]
@@ -137,7 +151,7 @@ def _traced(  # noqa: PLR0917  (the function's own arguments)
         [pool] if isinstance(pool, torch.Tensor) else list(pool)
         for pool in (kv_cache, kv_block_scales)
     ]
-    _operator(k, v, slot_mapping, *pools, kv_layout, *numbers, *tensors)
+    _operator(k, v, slot_mapping, *pools, kv_layout, *numbers, *tensors, convention)
 
 
 def _run(  # noqa: PLR0917  (as its schema)
@@ -151,6 +165,7 @@ def _run(  # noqa: PLR0917  (as its schema)
     v_scale: float = 1.0,
     k_scale_tensor: torch.Tensor | None = None,
     v_scale_tensor: torch.Tensor | None = None,
+    convention: str = "nearest",
 ) -> None:
     append_nvfp4_kv_cache(
         k,
@@ -161,6 +176,7 @@ def _run(  # noqa: PLR0917  (as its schema)
         kv_layout=kv_layout,
         k_scale=k_scale if k_scale_tensor is None else k_scale_tensor,
         v_scale=v_scale if v_scale_tensor is None else v_scale_tensor,
+        convention=convention,
     )
 
 
@@ -171,7 +187,8 @@ def _fake(*args: Any, **kwargs: Any) -> None:
 _operator = define_operator(
     f"{_FUNCTION}(Tensor k, Tensor v, Tensor slot_mapping, Tensor(a!)[] kv_cache, "
     "Tensor(b!)[] kv_block_scales, str kv_layout='NHD', float k_scale=1.0, float v_scale=1.0, "
-    "Tensor? k_scale_tensor=None, Tensor? v_scale_tensor=None) -> ()",
+    "Tensor? k_scale_tensor=None, Tensor? v_scale_tensor=None, "
+    "str convention='nearest') -> ()",
     _run,
     _fake,
 )

@@ -35,17 +35,31 @@ class BlockTensor:
         return 2 * self.codes.shape[-1] // self.block_format.block_size
 
 
-def amax_tensor_scale(values: torch.Tensor) -> torch.Tensor:
+def amax_tensor_scale(values: torch.Tensor, *, largest_scale: float = E4M3_MAX) -> torch.Tensor:
     """NVFP4's usual tensor scale, amax / (448 * 6), on the values' device, without a wait.
 
-    With it the largest block scale is 448; a tensor of nothing but zeros gets the least scale.
+    A tensor of nothing but zeros gets the least scale.
+
+    Args:
+        values: Any shape, floating dtype and strides; no elements: 1.
+        largest_scale: amax / 6 of the block with the largest value, in units of the tensor scale.
+            448 uses all of e4m3; ``FOUR_OVER_SIX_LARGEST_SCALE`` goes with the conventions that
+            may take 1.5 times as much.
+
+    Raises:
+        UsageError: no e4m3 is as large, or it is not above 0.
     """
+    if not 0.0 < largest_scale <= E4M3_MAX:
+        raise UsageError(
+            f"largest_scale={largest_scale!r} of amax_tensor_scale must be above 0 and at most "
+            f"{E4M3_MAX:g}, the largest e4m3"
+        )
     if not values.numel():
         return unit_tensor_scale(values.device)
     # torch has no fp32 abs().amax() without a copy; the two ends are read in one pass.
     low, high = torch.aminmax(values)
     amax = torch.maximum(-low.float(), high.float())
-    return (amax / (E4M3_MAX * E2M1_MAX)).clamp_min(_LEAST_TENSOR_SCALE).reshape(1)
+    return (amax / (largest_scale * E2M1_MAX)).clamp_min(_LEAST_TENSOR_SCALE).reshape(1)
 
 
 def unit_tensor_scale(device: torch.device) -> torch.Tensor:

@@ -19,6 +19,8 @@ __all__ = [
     "E2M1_MAX",
     "E4M3_MAX",
     "FORMATS",
+    "FOUR_OVER_SIX",
+    "FOUR_OVER_SIX_LARGEST_SCALE",
     "MXFP4",
     "NVFP4",
     "SCALE_LAYOUTS",
@@ -30,6 +32,12 @@ E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Value of the lower three bits of a code; bit 3 is the sign."""
 E2M1_MAX = 6.0
 E4M3_MAX = 448.0
+
+FOUR_OVER_SIX = ("four_over_six_mae", "four_over_six_mse")
+"""NVFP4's conventions that map a block's largest value to 6 or to 4, whichever errs less."""
+FOUR_OVER_SIX_LARGEST_SCALE = 256.0
+"""What a tensor scale for them leaves to the largest value's block: 1.5 times this, 384, is an e4m3
+too, so that this block has the choice as well; from 448 it has none."""
 
 SCALE_LAYOUTS = ("plain", "swizzled")
 """``plain``: ``[rows, blocks]``; ``swizzled``: tiles of 128 rows by 4 blocks, 512 bytes each, as
@@ -71,6 +79,9 @@ NVFP4 = BlockFormat(
     {
         "nearest": "e4m3(amax / 6), subnormal scales used; a block whose scale is 0 has codes 0",
         "normal": "the same, but no scale below 2^-6, the smallest normal one (torchao)",
+        "four_over_six_mae": "e4m3(amax / 6), or e4m3(1.5 * amax / 6) where the block's sum of "
+        "absolute errors is lower with it (4/6, arXiv 2512.02010; Transformer Engine's default)",
+        "four_over_six_mse": "the same by the sum of squared errors (4/6 as its paper has it)",
     },
 )
 MXFP4 = BlockFormat(

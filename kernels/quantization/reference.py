@@ -2,7 +2,8 @@
 
 Scales of blocks with NaN or infinity are NaN, so that such a block stays visible; its codes are
 +6. Scale arithmetic is fp32, correctly rounded: codes are those of ``x * ((1 / tensor_scale) /
-scale)``, the form that torchao's NVFP4 has too.
+scale)``, the form that torchao's NVFP4 has too. Where errors of two scales are compared, they are
+in units of the tensor scale, absolute ones in fp32 and squares in fp64, added in a fixed order.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import torch
 
 from .block_tensor import BlockTensor, check_blocks, unit_tensor_scale
 from .codec import decode, encode, pack, unpack
-from .formats import E2M1_MAX, E4M3_MAX, MXFP4, NVFP4, BlockFormat
+from .formats import E2M1_MAX, E4M3_MAX, FOUR_OVER_SIX, MXFP4, NVFP4, BlockFormat
 from .scale_layout import from_swizzled, to_swizzled
 
 __all__ = ["dequantize", "quantize"]
 
 _LEAST_NORMAL_E4M3 = 2.0**-6
+_FOUR_TO_SIX = 1.5
+"""How much larger the scale is that takes a block's largest value to 4 instead of 6."""
 _E8M0_BIAS = 127
 _E8M0_NAN = 255
 _MANTISSA_BITS = 23
@@ -95,12 +98,42 @@ def _nvfp4_scales(
     wanted = amax / E2M1_MAX / tensor_scale
     if convention == "normal":
         wanted = wanted.clamp_min(_LEAST_NORMAL_E4M3)
-    # torch's cast gives NaN above 448, the hardware's saturates; infinity must stay visible.
-    wanted = torch.where(torch.isfinite(amax), wanted.clamp_max(E4M3_MAX), torch.nan)
-    scales = wanted.to(torch.float8_e4m3fn)
+    # Infinity must stay visible: saturated, it would not.
+    wanted = torch.where(torch.isfinite(amax), wanted, torch.nan)
+    if convention in FOUR_OVER_SIX:
+        six, four = (
+            _coding_errors(blocks.abs(), candidate, tensor_scale, convention)
+            for candidate in (wanted, _FOUR_TO_SIX * wanted)
+        )
+        wanted = torch.where(four < six, _FOUR_TO_SIX * wanted, wanted)
+    return _e4m3_scales(wanted, tensor_scale)
+
+
+def _e4m3_scales(
+    wanted: torch.Tensor, tensor_scale: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(e4m3 scales, fp32 factors that take values to codes)."""
+    # torch's cast gives NaN above 448, the hardware's saturates.
+    scales = wanted.clamp_max(E4M3_MAX).to(torch.float8_e4m3fn)
     exact = scales.float()
     factors = (1.0 / tensor_scale) / exact
     return scales, torch.where(exact == 0.0, torch.zeros_like(factors), factors)
+
+
+def _coding_errors(
+    magnitudes: torch.Tensor, wanted: torch.Tensor, tensor_scale: torch.Tensor, convention: str
+) -> torch.Tensor:
+    """What each block would err by with these scales, over the tensor scale."""
+    scales, factors = _e4m3_scales(wanted, tensor_scale)
+    # A code times a scale has at most 6 significant bits, and a square is exact in fp64: a kernel
+    # may fuse products with sums and has the same bits.
+    coded = decode(encode(magnitudes * factors[..., None])) * scales.float()[..., None]
+    differences = coded - magnitudes / tensor_scale
+    is_squared = convention == "four_over_six_mse"
+    errors = differences.double().square() if is_squared else differences.abs()
+    while errors.shape[-1] > 1:
+        errors = errors[..., 0::2] + errors[..., 1::2]
+    return errors[..., 0]
 
 
 def _mxfp4_scales(blocks: torch.Tensor, convention: str) -> tuple[torch.Tensor, torch.Tensor]:

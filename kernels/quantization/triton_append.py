@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..triton_spec import BoundTritonKernel, TritonKernelSpec
+from .formats import NVFP4
 from .triton_quantizer import _arch_of, has_hardware_conversion
 
 __all__ = ["NvFp4Pages", "append_spec", "append_to_pages"]
@@ -39,7 +40,11 @@ class NvFp4Pages:
 
 
 def append_to_pages(
-    k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, pages: NvFp4Pages
+    k: torch.Tensor,
+    v: torch.Tensor,
+    slots: torch.Tensor,
+    pages: NvFp4Pages,
+    convention: str = NVFP4.default_convention,
 ) -> None:
     """Quantises ``[tokens, heads, head_dim]`` rows of k and v and writes them where slots say.
 
@@ -48,6 +53,7 @@ def append_to_pages(
         v: Likewise, of the same dtype.
         slots: int32 or int64 ``[tokens]``: page * page_size + token in the page; negative: skipped.
         pages: Where to write; of the same heads and head_dim.
+        convention: How block scales are chosen, one of NVFP4's.
     """
     num_tokens, num_heads, head_dim = k.shape
     num_rows = num_tokens * num_heads
@@ -59,12 +65,13 @@ def append_to_pages(
         x.data_ptr() % 16 == 0 and all(n % 16 == 0 for n in x.stride()[:-1])
         for x in (k, v, pages.k_codes, pages.v_codes)
     )
-    key = (k.dtype, slots.dtype, head_dim, on_device, is_aligned, arch, k.device.index)
+    key = (k.dtype, slots.dtype, head_dim, convention, on_device, is_aligned, arch, k.device.index)
     if key not in _kernels:
         spec = append_spec(
             k.dtype,
             slots.dtype,
             head_dim,
+            convention=convention,
             scales_on_device=on_device,
             is_aligned=is_aligned,
             arch=arch,
@@ -86,6 +93,7 @@ def append_spec(
     slots_dtype: torch.dtype,
     head_dim: int,
     *,
+    convention: str,
     scales_on_device: bool,
     is_aligned: bool,
     arch: int,
@@ -113,6 +121,7 @@ def append_spec(
             "HEAD_DIM": head_dim,
             "PADDED_DIM": 1 << (head_dim - 1).bit_length(),
             "SCALES_ON_DEVICE": scales_on_device,
+            "CONVENTION": convention,
             "HARDWARE": has_hardware_conversion(arch),
             "BLOCK_M": _BLOCK_M,
         },

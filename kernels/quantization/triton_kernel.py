@@ -133,19 +133,68 @@ def dequantize_tile(
 
 
 @triton.jit
-def _nvfp4_scales(amax, is_finite, tensor_scale, CONVENTION: tl.constexpr):
-    """(stored bytes, factors): divisions rounded as IEEE says, or bits would differ."""
-    scale = tl.full(amax.shape, 0.0, tl.float32) + tensor_scale
-    one = tl.full(amax.shape, 1.0, tl.float32)
-    wanted = tl.div_rn(tl.div_rn(amax, one * 6.0), scale)
-    if CONVENTION == "normal":
-        wanted = tl.maximum(wanted, 0.015625)
+def _e4m3_scales(wanted, is_finite, one, scale):
+    """(stored bytes, their values, factors (one / scale) / value that take values to codes)."""
     stored = tl.where(is_finite, tl.minimum(wanted, 448.0), 0.0).to(tl.float8e4nv)
     exact = stored.to(tl.float32)
     safe = tl.where(exact == 0.0, 1.0, exact)
     factors = tl.where(exact == 0.0, 0.0, tl.div_rn(tl.div_rn(one, scale), safe))
     stored_bytes = tl.where(is_finite, stored.to(tl.uint8, bitcast=True).to(tl.int32), 0x7F)
-    return stored_bytes.to(tl.uint8), factors
+    return stored_bytes.to(tl.uint8), exact, factors
+
+
+@triton.jit
+def _sum_neighbours(x, LENGTH: tl.constexpr):
+    """``[ROWS, BLOCKS, LENGTH]`` to half the length: elements 2i and 2i + 1 added."""
+    even, odd = tl.split(tl.reshape(x, (x.shape[0], x.shape[1], LENGTH // 2, 2)))
+    return even + odd
+
+
+@triton.jit
+def _coding_errors(magnitudes, units, scales, factors, CONVENTION: tl.constexpr):
+    """``[ROWS, BLOCKS]``: what blocks of 16 would err by with these scales.
+
+    ``units`` are the magnitudes over the tensor scale. Bits are the reference's whether or not a
+    product and a sum become one operation: every product is exact, that of a code and a scale in
+    fp32, a square in fp64. ``tl.sum`` adds in an order that depends on the layout: hence a tree of
+    neighbours.
+    """
+    codes = magnitudes * factors[:, :, None]
+    # What is not below 6 saturates, NaN with it.
+    codes = round_to_e2m1(tl.where(codes < _LARGEST_MAGNITUDE, codes, _LARGEST_MAGNITUDE))
+    differences = codes * scales[:, :, None] - units
+    if CONVENTION == "four_over_six_mse":
+        wide = differences.to(tl.float64)
+        errors = wide * wide
+    else:
+        errors = tl.abs(differences)
+    errors = _sum_neighbours(_sum_neighbours(errors, 16), 8)
+    errors = _sum_neighbours(_sum_neighbours(errors, 4), 2)
+    return tl.reshape(errors, (magnitudes.shape[0], magnitudes.shape[1]))
+
+
+@triton.jit
+def nvfp4_scales(blocks, amax, is_finite, tensor_scale, CONVENTION: tl.constexpr):
+    """(stored bytes, factors) of blocks ``[ROWS, BLOCKS, 16]``.
+
+    Divisions are rounded as IEEE says, or bits would differ. Of two scales that err equally the
+    smaller is kept; a block that is not finite errs by NaN, and keeps it too.
+    """
+    scale = tl.full(amax.shape, 0.0, tl.float32) + tensor_scale
+    one = tl.full(amax.shape, 1.0, tl.float32)
+    wanted = tl.div_rn(tl.div_rn(amax, one * 6.0), scale)
+    if CONVENTION == "normal":
+        wanted = tl.maximum(wanted, 0.015625)
+    stored, exact, factors = _e4m3_scales(wanted, is_finite, one, scale)
+    if CONVENTION == "four_over_six_mae" or CONVENTION == "four_over_six_mse":
+        stored4, exact4, factors4 = _e4m3_scales(wanted * 1.5, is_finite, one, scale)
+        magnitudes = tl.abs(blocks)
+        units = tl.div_rn(magnitudes, tl.full(blocks.shape, 0.0, tl.float32) + tensor_scale)
+        errors = _coding_errors(magnitudes, units, exact, factors, CONVENTION)
+        errors4 = _coding_errors(magnitudes, units, exact4, factors4, CONVENTION)
+        stored = tl.where(errors4 < errors, stored4, stored)
+        factors = tl.where(errors4 < errors, factors4, factors)
+    return stored, factors
 
 
 @triton.jit
@@ -233,7 +282,8 @@ def quantize_kernel(
     is_finite = amax_bits < _FINITE_BITS
     if FORMAT == "nvfp4":
         amax = tl.where(is_finite, amax_bits, 0).to(tl.float32, bitcast=True)
-        stored, factors = _nvfp4_scales(amax, is_finite, tl.load(tensor_scale), CONVENTION)
+        loaded = tl.load(tensor_scale)
+        stored, factors = nvfp4_scales(blocks, amax, is_finite, loaded, CONVENTION)
     else:
         stored, factors = _mxfp4_scales(amax_bits, is_finite, CONVENTION)
     # Codes of a block that is not finite are those of NaN.

@@ -3,18 +3,25 @@
 import triton
 import triton.language as tl
 
-from .triton_kernel import _FINITE_BITS, _nvfp4_scales, encode_packed
+from .triton_kernel import _FINITE_BITS, encode_packed, nvfp4_scales
 
 
 @triton.jit
-def _quantized(values, tensor_scale, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HARDWARE):
+def _quantized(
+    values,
+    tensor_scale,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CONVENTION: tl.constexpr,
+    HARDWARE: tl.constexpr,
+):
     """(packed codes, scale bytes) of ``[ROWS, COLUMNS]`` fp32, those of ``reference.quantize``."""
     blocks = tl.reshape(values, (ROWS, COLUMNS // 16, 16))
     # As integers, magnitudes order the same way, and NaN is the largest: it is not lost.
     amax_bits = tl.max(blocks.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 2)
     is_finite = amax_bits < _FINITE_BITS
     amax = tl.where(is_finite, amax_bits, 0).to(tl.float32, bitcast=True)
-    stored, factors = _nvfp4_scales(amax, is_finite, tensor_scale, "nearest")
+    stored, factors = nvfp4_scales(blocks, amax, is_finite, tensor_scale, CONVENTION)
     # Codes of a block that is not finite are those of NaN.
     factors = tl.where(is_finite, factors, float("nan"))
     scaled = tl.reshape(blocks * factors[:, :, None], (ROWS, COLUMNS))
@@ -54,6 +61,7 @@ def append_kernel(
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     SCALES_ON_DEVICE: tl.constexpr,
+    CONVENTION: tl.constexpr,
     HARDWARE: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
@@ -88,7 +96,7 @@ def append_kernel(
     else:
         tensor_scale = v_scale if is_v else k_scale
     values = tl.load(source[:, None] + column[None, :], is_read, other=0.0).to(tl.float32)
-    packed, stored = _quantized(values, tensor_scale, BLOCK_M, PADDED_DIM, HARDWARE)
+    packed, stored = _quantized(values, tensor_scale, BLOCK_M, PADDED_DIM, CONVENTION, HARDWARE)
     half = tl.arange(0, PADDED_DIM // 2)
     block = tl.arange(0, PADDED_DIM // 16)
     is_code = is_row[:, None] & (half < HEAD_DIM // 2)[None, :]

@@ -8,7 +8,7 @@ import torch
 
 from ..triton_spec import BoundTritonKernel, TritonKernelSpec
 from .block_tensor import BlockTensor, check_blocks, unit_tensor_scale
-from .formats import NVFP4, BlockFormat
+from .formats import FOUR_OVER_SIX, NVFP4, BlockFormat
 from .scale_layout import swizzled_elements
 
 __all__ = ["has_hardware_conversion", "quantize_along_dim", "quantize_along_keys", "quantize_spec"]
@@ -16,6 +16,8 @@ __all__ = ["has_hardware_conversion", "quantize_along_dim", "quantize_along_keys
 _MODULE = f"{__package__}.triton_kernel"
 _TRITON_TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _BLOCK_M, _BLOCK_N, _NUM_WARPS = 64, 64, 4
+_NUM_WARPS_OF_TWO = 8
+"""Where two codings of a block are compared: with 4 warps their squares spill on sm_100."""
 
 
 def has_hardware_conversion(arch: int) -> bool:
@@ -182,7 +184,7 @@ def quantize_spec(
             "BLOCK_N": _BLOCK_N,
         },
         aligned=frozenset(aligned),
-        num_warps=_NUM_WARPS,
+        num_warps=_NUM_WARPS_OF_TWO if convention in FOUR_OVER_SIX else _NUM_WARPS,
         num_stages=1,
     )
 

@@ -13,6 +13,8 @@ from tilescout import ops
 from tilescout.errors import UsageError
 from tilescout.kernels.paged_decode import PagedDecodeOutputs
 from tilescout.kernels.paged_decode import reference as ref
+from tilescout.kernels.quantization.block_tensor import amax_tensor_scale
+from tilescout.kernels.quantization.formats import FOUR_OVER_SIX_LARGEST_SCALE, NVFP4
 from tilescout.kernels.quantization.reference import quantize
 from tilescout.ops.flashinfer import BatchDecodeWithPagedKVCacheWrapper
 from tilescout.ops.warmup import _paged_decode_calls
@@ -199,6 +201,31 @@ def test_appended_tokens_are_the_reference_codec_bit_for_bit(device, layout, on_
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("convention", NVFP4.conventions)
+def test_block_scales_are_of_the_convention_named(device: str, convention: str) -> None:
+    generator = torch.Generator().manual_seed(6)
+    k, v = (torch.randn((32, 2, 96), generator=generator).to(device) for _ in range(2))
+    k[0, 0, 3] = math.inf
+    k[1] *= 1e-5  # scales near the least e4m3
+    v[2] *= 1e4  # saturates
+    scale = amax_tensor_scale(k[2:], largest_scale=FOUR_OVER_SIX_LARGEST_SCALE)
+    codes = torch.zeros((2, 2, 16, 2, 48), dtype=torch.uint8, device=device)
+    scales = torch.zeros((2, 2, 16, 2, 6), dtype=torch.uint8, device=device)
+    slots = torch.arange(32, device=device)
+    ops.append_nvfp4_kv_cache(
+        k, v, slots, codes, scales, k_scale=scale, v_scale=scale, convention=convention
+    )
+    for half, rows in enumerate((k, v)):
+        found = scales[:, half].flatten(0, 1)
+        by_name = {n: quantize(rows, tensor_scale=scale, convention=n) for n in NVFP4.conventions}
+        assert torch.equal(found, by_name[convention].scales.view(torch.uint8))
+        assert torch.equal(codes[:, half].flatten(0, 1), by_name[convention].codes)
+        if half == 0:  # and no two conventions give K the same scales
+            equal = [torch.equal(found, x.scales.view(torch.uint8)) for x in by_name.values()]
+            assert sum(equal) == 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_what_was_appended_is_decoded(device: str) -> None:
     inputs = make(device, lengths=(16, 16, 16))
     codes = torch.zeros_like(whole(inputs.k_cache, inputs.v_cache))
@@ -305,6 +332,11 @@ APPEND_REFUSALS = {
         r"dtype of k .*bf16, fp16 or fp32",
     ),
     "needs grad": ({"k": torch.zeros(2, 2, 64, requires_grad=True)}, "requires grad"),
+    "a convention of MXFP4": (
+        {"convention": "rceil"},
+        r"convention in append_nvfp4_kv_cache is 'rceil': must be one of nearest, normal, four_ov",
+    ),
+    "no convention": ({"convention": None}, r"convention .* is None: must be one of nearest"),
 }
 
 
@@ -321,6 +353,43 @@ def test_append_refuses(name: str) -> None:
     }
     with pytest.raises(UsageError, match=message):
         ops.append_nvfp4_kv_cache(**arguments)
+
+
+@pytest.mark.parametrize("device", CPU)
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_append_in_a_compiled_function_writes_the_same(device: str) -> None:
+    rows = torch.randn(4, 2, 64, generator=torch.Generator().manual_seed(7))
+    slots = torch.arange(4)
+
+    def append(convention: str, codes: torch.Tensor, scales: torch.Tensor) -> None:
+        ops.append_nvfp4_kv_cache(
+            rows, rows, slots, codes, scales, k_scale=0.1, convention=convention
+        )
+
+    torch._dynamo.reset()
+    traced = torch.compile(append, backend="eager", fullgraph=True)
+    written = []
+    for function in (append, traced):
+        for convention in ("nearest", "four_over_six_mse"):
+            codes, scales = (torch.zeros(1, 2, 16, 2, n, dtype=torch.uint8) for n in (32, 4))
+            function(convention, codes, scales)
+            written.append(torch.cat([codes, scales], -1))
+    assert torch.equal(written[0], written[2])
+    assert torch.equal(written[1], written[3])
+    assert not torch.equal(written[0], written[1])
+
+
+def test_the_operator_refuses_a_convention_too() -> None:
+    codes, scales = (torch.zeros(1, 2, 16, 2, n, dtype=torch.uint8) for n in (32, 4))
+    with pytest.raises(UsageError, match=r"convention in .* is 'round': must be one of nearest"):
+        torch.ops.tilescout.append_nvfp4_kv_cache(
+            torch.zeros(1, 2, 64),
+            torch.zeros(1, 2, 64),
+            torch.arange(1),
+            [codes],
+            [scales],
+            convention="round",
+        )
 
 
 @pytest.mark.parametrize("device", CPU)

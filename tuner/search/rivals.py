@@ -232,9 +232,7 @@ class PartwiseRival:
         self._context = context
         rng = random.Random(context.seed)
         drawn = (algorithm.space.sample(rng) for _ in range(_NUM_DRAWN_BASES))
-        self._more_firsts = _without_repeats(
-            itertools.chain(algorithm.space.valid_seeds(), drawn)
-        )
+        self._more_firsts = _without_repeats(itertools.chain(algorithm.space.valid_seeds(), drawn))
         self._firsts: list[Config] = []
         self._spaces: dict[tuple[str, Config], JointSpace] = {}
         self._planned: dict[str, tuple[PartScope, SearchPlan]] = {}
