@@ -28,7 +28,6 @@ from ..store import Store
 from ..store.records import StudyRecord, WinnerRecord
 from .allotment import TimeAllotment, divide, num_rounds
 from .driver import run_study
-from .foreign import NUM_PROBES
 from .rivals import Evaluators, PartwiseRival, Rival, SearchContext, WholeRival, part_sizes
 from .starting_points import starting_points
 from .stopping import GainRule
@@ -80,7 +79,7 @@ def run_search(
             )
     run = StudyRun(store, study, listener)
     points = starting_points(space, store, study)
-    space = _beginning_with(space, points.foreign[:NUM_PROBES])
+    space = _beginning_with(space, points.near)
     with closing(evaluators(study, None)) as evaluator:
         context = SearchContext(
             run=run,
@@ -99,15 +98,16 @@ def run_search(
         return run.decide(evaluator, space.default, num_finalists)
 
 
-def _beginning_with(space: JointSpace, foreign: Sequence[Config]) -> JointSpace:
-    """The space with foreign winners among the seeds of templates that have parts, before theirs.
+def _beginning_with(space: JointSpace, near: Sequence[Config]) -> JointSpace:
+    """The space with what won on near problems before the seeds of templates that have parts.
 
-    An algorithm that no seed of this problem belongs to competes where it won on a near one. One
-    that misleads costs the trial that shows it: only the faster half of the rivals goes on.
+    An algorithm that no seed of this problem belongs to competes where it won on a near one, and a
+    seed that won there does not wait for the others. One that misleads costs the trial that shows
+    it: only the faster half of the rivals goes on.
     """
     return JointSpace(
         tuple(
-            replace(part, seeds=(*(c for c in foreign if c.template == part.template), *part.seeds))
+            replace(part, seeds=(*(c for c in near if c.template == part.template), *part.seeds))
             if has_parts(part)
             else part
             for part in space.spaces

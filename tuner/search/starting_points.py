@@ -39,7 +39,9 @@ class StartingPoints:
     own: tuple[Config, ...]
     """The defaults of all templates and the seeds."""
     foreign: tuple[Config, ...]
-    """Winners from elsewhere, nearest first."""
+    """Winners from elsewhere that are none of the own, nearest first."""
+    near: tuple[Config, ...] = ()
+    """The nearest winners, the own among them."""
 
 
 def starting_points(space: JointSpace, store: Store, study: StudyRecord) -> StartingPoints:
@@ -60,12 +62,16 @@ def starting_points(space: JointSpace, store: Store, study: StudyRecord) -> Star
     )
     own = tuple(space.valid_seeds())
     taken: list[Config] = []
+    near: list[Config] = []
     for config in map(space.adapted, _configs(foreign, store)):
         if len(taken) == MAX_FOREIGN_WINNERS:
             break
-        if config is not None and config not in own and config not in taken:
+        if config is None or config in near:
+            continue
+        near.append(config)
+        if config not in own:
             taken.append(config)
-    return StartingPoints(own, tuple(taken))
+    return StartingPoints(own, tuple(taken), tuple(near))
 
 
 def _counts(winner: WinnerRecord, mine: StudyKey) -> bool:

@@ -435,3 +435,14 @@ def test_winners_of_neighbours_are_tried_in_their_parts(store, h200, space):
     search_parts(store, h200, evaluations, size=128)
     wanted = {name: best[name] for name in ("algorithm", "store_tile", "store_depth")}
     assert Config.of("triton", wanted) in evaluations.of("store")[:4]
+
+
+def test_a_seed_that_won_on_a_near_problem_comes_before_the_others(store, h200, space):
+    seeds = [c for c in space if c["algorithm"] == "split"][:6]
+    seeded = JointSpace((replace(space.spaces[0], seeds=tuple(seeds)),))
+    near = store.study(toy_key(h200, parts_toy_op.PartsToyProblem(size=128)), seed=0)
+    trial = store.add_trial(near.study_id, PartsEvaluator(None, None).evaluate(seeds[-1]))
+    store.decide(near.study_id, [trial.evaluation])
+    evaluations = Evaluations()
+    search_parts(store, h200, evaluations, space=seeded, num_trials=20)
+    assert evaluations.seen[:2] == [("", seeded.default), ("", seeds[-1])]
