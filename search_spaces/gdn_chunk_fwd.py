@@ -33,6 +33,8 @@ _BLOCKS_OF_FORM: dict[str, dict[str, ParameterValue]] = {
 _WIDE_OUTPUT: dict[str, ParameterValue] = {
     **{"scan_num_stages": 3, "output_block_v": 128, "output_num_warps": 8}
 }
+_FIRST_ARCH_OF_REGISTERS = 120
+"""From here on a product takes both operands from registers."""
 _ROOMY_SMEM_BYTES = 160 << 10
 """Of a block: compute capability 9.0 and 10.x have 227 KiB, 12.x 99."""
 _REGISTERS = (128, 168, 255)
@@ -298,7 +300,8 @@ def _fits_smem(problem: GdnChunkProblem, device: DeviceSpec, config: Config) -> 
     """Tiles that loads fill ahead of their use.
 
     Products of warp groups and tensor memory read a tile in place, so that it counts until the step
-    is over: seen in binaries for sm_90 and sm_100, and one buffer less in those for sm_120.
+    is over: seen in binaries for sm_90 and sm_100, and one buffer less in those for sm_120. Where
+    the scan makes the output, its new values pass through a tile of their own there.
     """
     size = DTYPE_BYTES[problem.dtype]
     chunk = int(config["chunk"])
@@ -311,8 +314,10 @@ def _fits_smem(problem: GdnChunkProblem, device: DeviceSpec, config: Config) -> 
         columns = block_k + int(block_v)
         columns += block_k if config["form"] == "wy" else chunk
         columns += block_k + chunk * (config["scores"] == "stored") if is_output else 0
-        buffers = max(1, int(config[f"{part}_num_stages"]) - (device.arch >= 120))
-        reason = fits_shared_memory(size * buffers * chunk * columns, device)
+        in_place = device.arch < _FIRST_ARCH_OF_REGISTERS
+        buffers = max(1, int(config[f"{part}_num_stages"]) - (not in_place))
+        columns = buffers * columns + int(block_v) * (is_output and in_place)
+        reason = fits_shared_memory(size * chunk * columns, device)
         if reason is not None:
             return f"{part}: {reason}"
     return _stitch_exceeds(problem, device, config)
@@ -322,7 +327,7 @@ def _stitch_exceeds(problem: GdnChunkProblem, device: DeviceSpec, config: Config
     """Transitions and states, in fp32, that loads of the stitch fill ahead of their use.
 
     As binaries have them: the stage in use is in registers, but for the states added, and but for
-    products of warp groups, which read it in place.
+    products of warp groups, which read it in place. ``tf32x3`` splits the states in two.
     """
     block_v = config.get("stitch_block_v")
     if block_v is None:
@@ -331,7 +336,8 @@ def _stitch_exceeds(problem: GdnChunkProblem, device: DeviceSpec, config: Config
     added, stages = 4 * side * int(block_v), int(config["stitch_num_stages"])
     in_place = device.compute_capability == (9, 0) and config["stitch_precision"] == "tf32"
     ahead = stages if in_place else stages - 1
-    num_bytes = ahead * (4 * side * side + added) + (0 if in_place else added)
+    num_parts = 0 if in_place else 1 + (config["stitch_precision"] == "tf32x3")
+    num_bytes = ahead * (4 * side * side + added) + num_parts * added
     reason = fits_shared_memory(num_bytes, device)
     return None if reason is None else f"stitch: {reason}"
 

@@ -155,3 +155,28 @@ def test_a_stitch_that_shared_memory_cannot_hold_is_refused(h200) -> None:
     assert space.check(cut.replace(stitch_block_v=16, stitch_precision="tf32")) is None
     assert space.check(cut.replace(stitch_block_v=32, stitch_precision="tf32x3")) is None
     assert "stitch: " in str(small.check(cut.replace(stitch_block_v=16, scan_num_stages=1)))
+    # 262144 with the states in two parts, where one product of fp32 fits: 229376.
+    split = cut.replace(stitch_block_v=64, stitch_precision="tf32x3")
+    assert "stitch: 262144 bytes" in str(space.check(split))
+    assert space.check(split.replace(stitch_precision="ieee")) is None
+    assert space.check(split.replace(stitch_block_v=32)) is None
+
+
+def test_a_scan_with_its_output_has_room_for_the_new_values(h200) -> None:
+    """Triton 3.9's binary of this one asks for 239116 bytes on sm_90; its tiles alone are 229376."""
+    space = triton_space(PROBLEM, h200)
+    fused = next(
+        c for c in space.valid_seeds() if c["algorithm"] == "fused" and c["form"] == "wy"
+    ).replace(chunk=64, scan_block_v=64, scores="computed", scan_num_warps=8, scan_maxnreg=255)
+    assert "scan: 237568 bytes" in str(space.check(fused.replace(scan_num_stages=4)))
+    held = fused.replace(scan_num_stages=3)
+    assert space.check(held) is None
+    sizes = {
+        config["scan_num_stages"]: next(
+            spec.compile(90).smem_bytes
+            for spec in triton().kernel_specs(PROBLEM, config)
+            if "scan" in spec.name
+        )
+        for config in (held, fused.replace(scan_num_stages=4))
+    }
+    assert sizes[3] <= h200.smem_per_block_bytes < sizes[4]
