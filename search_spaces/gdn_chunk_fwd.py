@@ -300,8 +300,9 @@ def _fits_smem(problem: GdnChunkProblem, device: DeviceSpec, config: Config) -> 
     """Tiles that loads fill ahead of their use.
 
     Products of warp groups and tensor memory read a tile in place, so that it counts until the step
-    is over: seen in binaries for sm_90 and sm_100, and one buffer less in those for sm_120. Where
-    the scan makes the output, its new values pass through a tile of their own there.
+    is over; on sm_120 there is one buffer less. Where the scan makes the output, its new values
+    pass through a tile of their own. Binaries for sm_90 agree; near the limit some for sm_100 and
+    sm_120 need a tile more or less, which their compile or launch then says.
     """
     size = DTYPE_BYTES[problem.dtype]
     chunk = int(config["chunk"])

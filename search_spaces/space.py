@@ -24,6 +24,8 @@ _NUM_WEIGHTED = 20_000
 """Configs that stand for a product that is too large to look through."""
 _MAX_REJECTIONS = 2_000
 _WALK_STEPS = 30
+_MAX_COMPLETIONS = 64
+"""Ways to fill what a config of another problem lacks that are looked at."""
 
 
 @dataclass(frozen=True)
@@ -264,20 +266,14 @@ class SearchSpace:
     def adapted(self, config: Config) -> Config | None:
         """A config of another problem's space of this template, made to fit; None where none does.
 
-        A parameter that exists only here has the default's value, or its first one; one that does
-        not exist here is dropped.
+        A parameter that exists only here has the default's value, or the first one that is valid
+        with the rest; one that does not exist here is dropped.
         """
         if config.template != self.template:
             return None
-        values: dict[str, ParameterValue] = {}
-        for parameter in self.parameters:
-            condition = parameter.active_when
-            if condition is None or values.get(condition.parent) in condition.values:
-                theirs, usual = config.get(parameter.name), self.default.get(parameter.name)
-                value = usual if theirs is None else theirs
-                values[parameter.name] = parameter.values[0] if value is None else value
-        adapted = Config.of(self.template, values)
-        return adapted if self.check(adapted) is None else None
+        values = {**self.default.as_dict(), **config.as_dict()}
+        candidates = itertools.islice(self._completions(values), _MAX_COMPLETIONS)
+        return next((c for c in candidates if self.check(c) is None), None)
 
     def fingerprint(self) -> str:
         """Sixteen hex digits over parameters, values and constraint names; order does not count."""

@@ -8,7 +8,7 @@ worse than what was known for want of time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -63,35 +63,27 @@ class CarriedWinners:
         Only what is valid in ``space``, each config once.
         """
         op = key.problem.op
-        found = [w for w in self._measured(key) if w.study.key != key and not _is_library(op, w)]
+        winners = (*self._shipped_winners(op), *self._store.winners(op=op))
+        others = (w for w in _measured(winners, key) if w.study.key != key)
+        found = [winner for winner in others if not _is_library(op, winner)]
         found.sort(key=lambda winner: winner.decided_at, reverse=True)
         configs = (winner.trial.evaluation.config for winner in found)
         return tuple(dict.fromkeys(c for c in configs if space.check(c) is None))
 
-    def standing(self, key: StudyKey, space: JointSpace) -> Config | None:
-        """The measured winner of this problem on this SKU that a search of ``space`` cannot meet.
+    def standing(self, key: StudyKey, space: JointSpace) -> tuple[Config, ...]:
+        """Measured winners of this problem on this SKU that a search of ``space`` cannot meet.
 
-        The one that is decided last serves, so that a search of some of the templates has to be
-        held against it. Of several the last; None where no other template has a winner.
+        In the order in which look-ups take them: those of the database of the run before those of
+        the shipped one, the last decided first. What a search of some of the templates finds would
+        come before all of them.
         """
         searched = {part.template for part in space.spaces}
-        last: WinnerRecord | None = None
-        for winner in self._measured(key):
-            is_other = winner.trial.evaluation.config.template not in searched
-            if is_other and (last is None or winner.decided_at >= last.decided_at):
-                last = winner
-        return None if last is None else last.trial.evaluation.config
-
-    def _measured(self, key: StudyKey) -> list[WinnerRecord]:
-        """What any search measured as the best of this problem on this SKU."""
-        op, found = key.problem.op, []
-        for winner in (*self._shipped_winners(op), *self._store.winners(op=op)):
-            theirs = winner.study.key
-            is_same = (theirs.problem, theirs.policy) == (key.problem, key.policy)
-            is_measured = theirs.provenance is Provenance.MEASURED
-            if is_same and is_measured and theirs.device.sku == key.device.sku:
-                found.append(winner)
-        return found
+        op = key.problem.op
+        found: list[Config] = []
+        for winners in (self._store.winners(op=op), self._shipped_winners(op)):
+            ordered = sorted(_measured(winners, key), key=lambda w: w.decided_at, reverse=True)
+            found += [winner.trial.evaluation.config for winner in ordered]
+        return tuple(dict.fromkeys(c for c in found if c.template not in searched))
 
     def _shipped_winners(self, op: str) -> Sequence[WinnerRecord]:
         if op not in self._of_op:
@@ -109,6 +101,16 @@ class CarriedWinners:
     def close(self) -> None:
         """Closes the shipped database."""
         self._resources.close()
+
+
+def _measured(winners: Iterable[WinnerRecord], key: StudyKey) -> Iterator[WinnerRecord]:
+    """Those that some search measured as the best of this problem on this SKU."""
+    for winner in winners:
+        theirs = winner.study.key
+        is_same = (theirs.problem, theirs.policy) == (key.problem, key.policy)
+        is_measured = theirs.provenance is Provenance.MEASURED
+        if is_same and is_measured and theirs.device.sku == key.device.sku:
+            yield winner
 
 
 def _weight(winner: WinnerRecord) -> tuple[bool, float]:

@@ -22,6 +22,7 @@ from . import dispatch
 
 __all__ = [
     "contest_space",
+    "is_runnable",
     "own_templates",
     "run_timeout_s",
     "space_of_libraries",
@@ -71,7 +72,7 @@ def contest_space(
         device: The GPU at hand.
         names: Templates that take part; None for all.
         held: Our winner, and the one that stands where its template took no part; of different
-            templates. One that cannot run here is left out.
+            templates.
     """
     rivals = [
         space_of(problem, library.name, device)
@@ -81,14 +82,14 @@ def contest_space(
     winners = [
         listed_space(config.template, [config])
         for config in held
-        if _runs(problem, device, config) and all(r.template != config.template for r in rivals)
+        if all(rival.template != config.template for rival in rivals)
     ]
     if not rivals and len(winners) < _LEAST_CONTEST:
         return None
     return JointSpace((*winners, *rivals))
 
 
-def _runs(problem: Problem, device: DeviceSpec, config: Config) -> bool:
+def is_runnable(problem: Problem, device: DeviceSpec, config: Config) -> bool:
     """Whether the config is one that its template takes here, as the code is now."""
     try:
         kernel = template(problem.op, config.template)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -23,7 +24,13 @@ from .catalog import Budget, Workload, WorkloadProblem
 from .compile_pool import CompilePool, default_num_workers
 from .evaluators.base import Evaluator
 from .evaluators.predict import PredictEvaluator
-from .external import contest_space, own_templates, run_timeout_s, space_of_libraries
+from .external import (
+    contest_space,
+    is_runnable,
+    own_templates,
+    run_timeout_s,
+    space_of_libraries,
+)
 from .measuring_processes import MeasuringProcesses
 from .paths import user_database_path
 from .prediction.roofline import share_of_roofline
@@ -265,7 +272,9 @@ class _Run:
         ours = () if winner is None else (winner.trial.evaluation.config,)
         contest = job.contest((*ours, *standing))
         if contest is not None:
-            best, more = self._search(job, contest, deadline)
+            # Without the winner that stands the contest would be decided for ours alone, however
+            # little time is left for it.
+            best, more = self._search(job, contest, None if standing else deadline)
             winner, trials = best or winner, trials + more
         return _row(job, space, winner, trials)
 
@@ -273,8 +282,10 @@ class _Run:
         """What serves the problem now, if the search leaves its template out."""
         if not job.is_measured or job.templates is None:
             return ()
-        found = self._carried.standing(_study_key(job, space), space)
-        return () if found is None else (found,)
+        problem, device = job.entry.problem, job.target.device
+        standing = self._carried.standing(_study_key(job, space), space)
+        runnable = (config for config in standing if is_runnable(problem, device, config))
+        return tuple(itertools.islice(runnable, 1))
 
     def _search(
         self, job: _Job, space: JointSpace, deadline: float | None

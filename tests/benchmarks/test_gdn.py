@@ -103,6 +103,9 @@ def test_targets_say_pass_fail_and_what_was_not_measured(bench) -> None:
     native = {"a": {"tilescout": 90.0, "dispatch": 90.0, "flashinfer": 50.0, "flashinfer_kv": 95.0}}
     look_up = [targets.prefill_targets(native, layout)[-1].is_reached for layout in ("KV", "VK")]
     assert look_up == [True, False]
+    del native["a"]["flashinfer_kv"]
+    assert targets.prefill_targets(native)[-1].is_reached is None
+    native["a"]["flashinfer_kv"] = 95.0
     assert bench.ratios_of(native["a"])["best/ours"] == pytest.approx(50 / 90)
     assert bench.ratios_of(native["a"])["best/dispatch"] == pytest.approx(95 / 90)
     alone = targets.prefill_targets({"a": {"tilescout": 1.0}})

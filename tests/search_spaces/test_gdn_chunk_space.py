@@ -163,7 +163,7 @@ def test_a_stitch_that_shared_memory_cannot_hold_is_refused(h200) -> None:
 
 
 def test_a_scan_with_its_output_has_room_for_the_new_values(h200) -> None:
-    """Triton 3.9's binary of this one asks for 239116 bytes on sm_90; its tiles alone are 229376."""
+    """Triton 3.9's binary for sm_90 asks for 239116 bytes; its tiles alone are 229376."""
     space = triton_space(PROBLEM, h200)
     fused = next(
         c for c in space.valid_seeds() if c["algorithm"] == "fused" and c["form"] == "wy"

@@ -9,7 +9,9 @@ import pytest
 from formula_evaluator import FormulaEvaluator, timing
 from report_data import Searched, add_study, timed
 from tilescout.kernels.base import Config
+from tilescout.search_spaces.listed import listed_space
 from tilescout.search_spaces.registry import joint_space
+from tilescout.search_spaces.space import JointSpace
 from tilescout.tuner import catalog
 from tilescout.tuner.carried_winners import CarriedWinners
 from tilescout.tuner.records import Evaluation, Provenance, TrialStatus
@@ -199,3 +201,25 @@ def test_a_measured_search_begins_with_what_earlier_ones_of_the_sku_found(toy, t
         finally:
             carried.close()
     assert found == (configs[2], configs[1])
+
+
+def test_winners_that_stand_come_as_look_ups_take_them(toy, tmp_path):
+    """Those of the run's own database first, though the shipped one was decided later."""
+    problem, h200 = ToyProblem(64), catalog.gpu("h200")
+    searched = Searched(problem, h200)
+    space = joint_space(problem, h200)
+    configs = list(space)
+    other = JointSpace((listed_space("tilelang", [Config.of("tilelang", {"block_n": 16})]),))
+    predicted = Searched(problem, h200, Provenance.PREDICTED)
+    newer = replace(searched, toolchain=replace(searched.toolchain, triton="9.9"))
+    shipped_path, own_path = tmp_path / "shipped.db", tmp_path / "own.db"
+    with Store.open(shipped_path) as shipped, Store.open(own_path) as store:
+        for one, config in ((searched, configs[0]), (newer, configs[1]), (predicted, configs[2])):
+            add_study(store, one, [timed(one, config, 9.0)], [config])
+        add_study(shipped, searched, [timed(searched, configs[3], 5.0)], [configs[3]])
+        carried = CarriedWinners(store, own_path)
+        try:
+            assert carried.standing(searched.key, other) == (configs[1], configs[0], configs[3])
+            assert carried.standing(searched.key, space) == ()
+        finally:
+            carried.close()

@@ -112,17 +112,35 @@ def test_a_search_of_one_template_does_not_displace_a_faster_winner(
 ) -> None:
     """The library is faster: whichever is searched last, it serves."""
     database = tmp_path / "r.db"
+    limits = {"mode": "measure", "trials": 3, "db": database}
     for name in order:
-        (row,) = tune(workload, mode="measure", trials=3, templates=[name], db=database).rows
+        (row,) = tune(workload, templates=[name], **limits).rows
     assert row.config == Config.of("library", {})
     dispatch.refresh()
     assert dispatch.lookup(PROBLEM, gpu=h200, databases=[database]).template == "library"
     with Store.open(database) as store:
-        num_studies = len(store.studies())
-    (again,) = tune(workload, mode="measure", trials=3, templates=[order[-1]], db=database).rows
+        before = [study.num_trials for study in store.studies()]
+    (again,) = tune(workload, templates=[order[-1]], **limits).rows
     assert again.config == row.config
     with Store.open(database) as store:
-        assert len(store.studies()) == num_studies
+        assert [study.num_trials for study in store.studies()] == before
+
+
+def test_the_winner_that_stands_is_measured_however_little_time_there_is(
+    workload, h200, tmp_path
+) -> None:
+    database = tmp_path / "r.db"
+    tune(workload, mode="measure", trials=3, templates=["library"], db=database)
+    tune(
+        *(workload,),
+        mode="measure",
+        trials=300,
+        time_budget_s=0.05,
+        templates=["triton"],
+        db=database,
+    )
+    dispatch.refresh()
+    assert dispatch.lookup(PROBLEM, gpu=h200, databases=[database]).template == "library"
 
 
 def test_a_standing_winner_that_cannot_run_here_is_passed_over(

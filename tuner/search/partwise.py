@@ -79,7 +79,10 @@ def run_search(
             )
     run = StudyRun(store, study, listener)
     points = starting_points(space, store, study)
-    space = _beginning_with(space, points.near)
+    num_known = len(run.trials) + sum(part.num_trials for part in store.part_studies(study))
+    # A search that has had its trials stays as it is, whatever won elsewhere since.
+    near = points.near[: max(1, _num_rivals(num_trials) // 2)] if num_known < num_trials else ()
+    space = _beginning_with(space, near)
     with closing(evaluators(study, None)) as evaluator:
         context = SearchContext(
             run=run,
@@ -150,8 +153,12 @@ def _contents(space: JointSpace, num_trials: int, seed: int) -> list[JointSpace 
     rng = random.Random(seed)
     others = [other_algorithms(part, rng) for part in with_parts]
     rest = map(_rival_of, _taking_turns(others))
-    number = max(1, num_trials // _TRIALS_PER_RIVAL)
+    number = _num_rivals(num_trials)
     return [*taken[:number], *itertools.islice(rest, max(0, number - len(taken)))]
+
+
+def _num_rivals(num_trials: int) -> int:
+    return max(1, num_trials // _TRIALS_PER_RIVAL)
 
 
 def _rival_of(algorithm: Algorithm) -> JointSpace | Algorithm:
@@ -186,6 +193,7 @@ def _compete(
     left = context.num_trials - _num_kept_back(len(rivals))
     allotment = TimeAllotment(deadline, context.num_trials, context.clock)
     _begin(rivals, context, allotment, given, left)
+    left -= sum(rival.num_failed_firsts for rival in rivals)
     searched = [rival for rival in rivals if rival.is_alive and rival.room]
     late = [rival for rival in rivals if not rival.has_begun]
     while searched and left > 0 and not allotment.is_over:

@@ -30,7 +30,7 @@ from .study_run import StudyRun
 __all__ = ["Evaluators", "PartwiseRival", "Rival", "SearchContext", "WholeRival"]
 
 _NUM_DRAWN_BASES = 3
-"""Configs of an algorithm that are tried at random where none of its seeds works as a whole."""
+"""Configs of an algorithm that are drawn where none of its seeds works as a whole."""
 _NUM_BEST = 3
 """Of each part, how many of the fastest enter combinations."""
 _LEAST_SHARE = 0.05
@@ -138,6 +138,10 @@ class Rival(Protocol):
         Then it was not dropped, whatever the finals have made of times that were close.
         """
 
+    @property
+    def num_failed_firsts(self) -> int:
+        """Configs that were tried to begin with before one worked."""
+
     def first(self, place: int) -> Config | None:
         """The config to begin with, or at later places where those before it do not work."""
 
@@ -185,6 +189,11 @@ class WholeRival:
         """See ``Rival``."""
         return len(self._context.run.inside(self.space)) > self._target
 
+    @property
+    def num_failed_firsts(self) -> int:
+        """See ``Rival``: there is one."""
+        return 0
+
     def first(self, place: int) -> Config | None:
         """See ``Rival``."""
         return None if place else self.space.default
@@ -215,7 +224,9 @@ class WholeRival:
         if len(known) >= target:
             return None
         foreign = (c for c in context.points.foreign if self.space.check(c) is None)
-        points = StartingPoints(self.space.valid_seeds(), tuple(foreign))
+        mine = {self.space.default, *context.points.own}
+        own = tuple(config for config in self.space.valid_seeds() if config in mine)
+        points = StartingPoints(own, tuple(foreign))
         seed = context.seed
         return context.run.plan(self.space, points, known, num_trials=target, seed=seed)
 
@@ -278,6 +289,11 @@ class PartwiseRival:
     def has_gone_on(self) -> bool:
         """See ``Rival``."""
         return any(len(run.trials) > self._targets[part] for part, run in self._runs.items())
+
+    @property
+    def num_failed_firsts(self) -> int:
+        """See ``Rival``."""
+        return max(0, sum(map(self._context.is_tried, self._firsts)) - 1)
 
     def first(self, place: int) -> Config | None:
         """See ``Rival``: the default and seeds, then random ones."""
@@ -385,7 +401,9 @@ class PartwiseRival:
         if len(known) >= target:
             return None
         foreign = [c for c in context.points.foreign if self.space.check(c) is None]
-        own = space.valid_seeds()
+        # What won on near problems stands among the seeds, and is tried as foreign winners are.
+        mine = {space.default, *map(scope.of_whole, context.points.own)}
+        own = tuple(config for config in space.valid_seeds() if config in mine)
         points = StartingPoints(own, tuple(map(scope.of_whole, foreign)))
         return scope, run.plan(space, points, known, num_trials=target, seed=context.seed)
 

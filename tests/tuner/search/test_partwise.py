@@ -101,6 +101,40 @@ def test_near_problems_that_mislead_cost_little(store, h200, space, is_right):
     winner = search_parts(store, h200, evaluations, num_trials=90)
     assert worst[0] in evaluations.of("")
     assert winner.trial.evaluation.config == optimum(space)
+    scopes = {
+        part: [e.scope for e in evaluations.opened if e.scope and e.scope.part == part]
+        for part in parts_toy_op.PARTS
+    }
+    for part, found in scopes.items():
+        foreign = {found[0].of_whole(config) for config in worst}
+        tried = [config in foreign for config in evaluations.of(part)]
+        # One of them, then one of the search's own, until the foreign ones are dropped.
+        assert sum(tried[:4]) <= 2
+        assert sum(tried) <= 3
+
+
+def test_seeds_that_fail_are_taken_from_the_trials(h200, space):
+    split = [config for config in space if config["algorithm"] == "split"]
+    seeded = JointSpace((replace(space.spaces[0], seeds=tuple(split[::700][:12])),))
+    failing = set(seeded.spaces[0].seeds[:-1])
+    crash = (TrialStatus.CRASHED, "no")
+    numbers = {}
+    for fails in (False, True):
+        evaluations = Evaluations(fate=lambda c, on=fails: crash if on and c in failing else None)
+        with Store.open(":memory:") as fresh:
+            search_parts(fresh, h200, evaluations, space=seeded, num_trials=60)
+        numbers[fails] = len(evaluations.seen)
+    assert numbers[True] <= 60 + 2
+    assert numbers[True] <= numbers[False] + 2
+
+
+def test_a_search_that_has_had_its_trials_ignores_what_won_elsewhere_since(store, h200, space):
+    search_parts(store, h200, Evaluations(), num_trials=40)
+    used = sum(s.num_trials for s in store.studies())
+    search_parts(store, h200, Evaluations(), size=128, num_trials=90)
+    again = Evaluations()
+    search_parts(store, h200, again, num_trials=min(40, used))
+    assert again.seen == []
 
 
 @pytest.mark.slow
