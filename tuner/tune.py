@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -272,29 +271,34 @@ class _Run:
         ours = () if winner is None else (winner.trial.evaluation.config,)
         contest = job.contest((*ours, *standing))
         if contest is not None:
-            # Without the winner that stands the contest would be decided for ours alone, however
-            # little time is left for it.
-            best, more = self._search(job, contest, None if standing else deadline)
+            best, more = self._search(job, contest, deadline, standing)
             winner, trials = best or winner, trials + more
         return _row(job, space, winner, trials)
 
     def _standing(self, job: _Job, space: JointSpace) -> tuple[Config, ...]:
-        """What serves the problem now, if the search leaves its template out."""
-        if not job.is_measured or job.templates is None:
+        """What serves now, if the search leaves its template out: one config at most."""
+        if not job.is_measured:
             return ()
         problem, device = job.entry.problem, job.target.device
         standing = self._carried.standing(_study_key(job, space), space)
-        runnable = (config for config in standing if is_runnable(problem, device, config))
-        return tuple(itertools.islice(runnable, 1))
+        return next(((c,) for c in standing if is_runnable(problem, device, c)), ())
 
     def _search(
-        self, job: _Job, space: JointSpace, deadline: float | None
+        self,
+        job: _Job,
+        space: JointSpace,
+        deadline: float | None,
+        standing: tuple[Config, ...] = (),
     ) -> tuple[WinnerRecord | None, list[TrialRecord]]:
-        """The winner of one study and its trials, those of its parts included."""
+        """The winner of one study and its trials, those of its parts included.
+
+        What stands is measured however little time is left: the study would be decided without it.
+        """
         entry, target = job.entry, job.target
         study = self._store.study(_study_key(job, space), seed=self._seed)
         carry = self._carried.earlier if job.is_measured else self._carried.of
-        carried = carry(study.key, space)
+        held = (config for config in standing if space.check(config) is None)
+        carried = tuple(dict.fromkeys((*carry(study.key, space), *held)))
         total = expected_trials(space, self._limits.num_trials)
         self._listener.study_started(entry.label, target.device.sku, entry.problem, total)
         winner = run_search(

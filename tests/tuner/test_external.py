@@ -13,7 +13,7 @@ from tilescout.tuner import dispatch
 from tilescout.tuner.external import use_external
 from tilescout.tuner.measure import MeasureSettings
 from tilescout.tuner.reach import reached_specs
-from tilescout.tuner.records import Provenance
+from tilescout.tuner.records import Provenance, TrialStatus
 from tilescout.tuner.store import Store
 from tilescout.tuner.timed_launches import Copy, whole_launches
 from tilescout.tuner.tune import tune
@@ -139,6 +139,28 @@ def test_the_winner_that_stands_is_measured_however_little_time_there_is(
         templates=["triton"],
         db=database,
     )
+    dispatch.refresh()
+    assert dispatch.lookup(PROBLEM, gpu=h200, databases=[database]).template == "library"
+
+
+def test_a_library_that_stands_is_not_displaced_by_a_search_without_time(
+    workload, h200, tmp_path
+) -> None:
+    """The search of all templates, whose own part has another winner by now."""
+    database = tmp_path / "r.db"
+    limits = {"mode": "measure", "db": database}
+    (row,) = tune(workload, trials=3, **limits).rows
+    assert row.config == Config.of("library", {})
+    with Store.open(database) as store:
+        study = store.winners(op="rival_toy")[0].study
+        other = next(
+            trial.evaluation
+            for trial in store.trials(study.study_id)
+            if trial.evaluation.status is TrialStatus.OK
+            and trial.evaluation.config != store.winners(op="rival_toy")[0].trial.evaluation.config
+        )
+        store.decide(study.study_id, [other])
+    tune(workload, trials=300, time_budget_s=0.05, **limits)
     dispatch.refresh()
     assert dispatch.lookup(PROBLEM, gpu=h200, databases=[database]).template == "library"
 
