@@ -5,12 +5,13 @@ One run, all contenders in turn in every round, CUDA-graph replay, cold L2; ``si
 how they are timed, ``gdn_libraries`` how each library is called. Prefill: head dims 128, bf16, fp32
 states before and after, log decay and beta given, keys of length one, a quarter of the heads
 without decay. Decode: one token a sequence, 16 heads of q and k, 32 of v, head dims 128, bf16, fp32
-state, gate and norm computed in the kernel; states are updated in place, but by FLA, which returns
+state, gate and norm computed in the kernel; states lie in a pool and are found by slot index, or
+with ``--batch-order`` one behind the other; they are updated in place, but by FLA, which returns
 new ones.
 
     python benchmarks/gdn.py --db results.db --json gdn.json
     python benchmarks/gdn.py --rows "1x8192 16/32" "1x2048 16/48"
-    python benchmarks/gdn.py --decode 1 64
+    python benchmarks/gdn.py --decode 1 64 --batch-order
 
 ``tilescout`` is the winner among our own templates, ``dispatch`` what a look-up gives with the
 libraries as external templates. A library that is missing, fails or is wrong is a cell with its
@@ -31,7 +32,7 @@ from typing import Any
 
 import torch
 from gdn_cache import FillTask, fill, use_cache, warm
-from gdn_libraries import CHUNK_LIBRARIES, DECODE_LIBRARIES, usable
+from gdn_libraries import CHUNK_LIBRARIES, DECODE_LIBRARIES, in_batch_order, usable
 from gdn_targets import (
     FASTEST,
     SAME_STATES,
@@ -44,7 +45,7 @@ from side_by_side import DEFAULT, DISPATCH, OURS, require_gpu, time_cell, write_
 from tilescout.kernels.base import Problem
 from tilescout.kernels.device import DeviceSpec
 from tilescout.kernels.gdn_chunk_fwd import GdnChunkProblem
-from tilescout.kernels.gdn_decode import GdnDecodeProblem
+from tilescout.kernels.gdn_decode import GdnDecodeInputs, GdnDecodeProblem
 from tilescout.kernels.registry import operation, template
 
 # (lengths, heads of q and k, heads of v)
@@ -60,7 +61,7 @@ ROWS = {
 }
 BATCHES = (1, 4, 16, 64, 256)
 _LIBRARIES = ("fla", "flash_qla", "flashinfer")
-_FILL_ORDER = ("fla", "flash_qla", OURS, "flashinfer", "flashinfer_kv")
+_FILL_ORDER = ("fla", "flash_qla", OURS, "flashinfer", "flashinfer_kv", "flashinfer_pool")
 
 
 def prefill_problem(row: str, state_layout: str) -> GdnChunkProblem:
@@ -99,6 +100,12 @@ def layout_of(label: str, arguments: argparse.Namespace) -> str:
     return arguments.state_layout or ("KV" if label in ROWS else "VK")
 
 
+def states_of(label: str, arguments: argparse.Namespace) -> str:
+    """How a label's states lie, as in ``SAME_STATES``."""
+    layout = layout_of(label, arguments)
+    return layout if label in ROWS or arguments.batch_order else f"{layout} pool"
+
+
 def time_label(label: str, device: DeviceSpec, arguments: argparse.Namespace) -> dict[str, Any]:
     """One line of the table; who failed is in ``left_out`` with the reason."""
     problem = problem_of(label, layout_of(label, arguments))
@@ -106,6 +113,8 @@ def time_label(label: str, device: DeviceSpec, arguments: argparse.Namespace) ->
     baselines, missing = usable(known, arguments.library)
     names = operation(problem.op).template_names
     libraries = [name for name in names if template(problem.op, name).is_external]
+    states = states_of(label, arguments)
+    reorder = arguments.batch_order and label not in ROWS
     try:
         row = time_cell(
             problem,
@@ -114,6 +123,7 @@ def time_label(label: str, device: DeviceSpec, arguments: argparse.Namespace) ->
             baselines,
             is_verified=set(baselines),
             libraries=libraries,
+            adjust_inputs=_in_batch_order if reorder else None,
         )
     # The table must not end with one line: what went wrong is in its place.
     except Exception as error:
@@ -121,19 +131,23 @@ def time_label(label: str, device: DeviceSpec, arguments: argparse.Namespace) ->
         reason = f"{type(error).__name__}: {first[:300]}"
         row = {"problem": problem.as_dict(), "us": {}, "left_out": {OURS: reason}, "config": {}}
     row["left_out"] = {**missing, **row["left_out"]}
-    return {"row": label, **row}
+    return {"row": label, "states": states, **row}
 
 
-def ratios_of(us: dict[str, float], layout: str = "KV") -> dict[str, float | None]:
+def _in_batch_order(inputs: list[GdnDecodeInputs]) -> list[GdnDecodeInputs]:
+    return [in_batch_order(i) for i in inputs]
+
+
+def ratios_of(us: dict[str, float], states: str = "KV") -> dict[str, float | None]:
     """Times of libraries over ours, above 1 where ours is faster; None where one is missing.
 
-    The look-up is compared with who has states of the row's layout.
+    The look-up is compared with who takes the row's states as they are.
     """
     pairs = {
         "fla/ours": (("fla",), OURS),
         "fla,qla/ours": (("fla", "flash_qla"), OURS),
         "best/ours": (FASTEST, OURS),
-        "best/dispatch": (SAME_STATES[layout], DISPATCH),
+        "best/dispatch": (SAME_STATES[states], DISPATCH),
     }
     found: dict[str, float | None] = {}
     for name, (theirs, mine) in pairs.items():
@@ -148,7 +162,7 @@ def print_row(row: dict[str, Any], columns: Sequence[str]) -> None:
     figures = " ".join(f"{us[c]:>13.2f}" if c in us else f"{'-':>13}" for c in columns)
     ratios = " ".join(
         f"{'-':>{len(name)}}" if ratio is None else f"{ratio:>{len(name)}.2f}"
-        for name, ratio in ratios_of(us, row["problem"]["state_layout"]).items()
+        for name, ratio in ratios_of(us, row["states"]).items()
     )
     config = " ".join(f"{k}={v}" for k, v in row["config"].items())
     used = f"{row.get('template', '')} {config} (dispatch: {row.get('dispatch_template', '-')})"
@@ -164,10 +178,10 @@ def targets_of(rows: Sequence[dict[str, Any]]) -> list[Target]:
     found: list[Target] = []
     if prefill:
         times = {row["row"]: row["us"] for row in prefill}
-        found += prefill_targets(times, prefill[0]["problem"]["state_layout"])
+        found += prefill_targets(times, prefill[0]["states"])
     if decode:
         batches = {row["problem"]["batch"]: row["us"] for row in decode}
-        found += decode_targets(batches, decode[0]["problem"]["state_layout"])
+        found += decode_targets(batches, decode[0]["states"])
     return found
 
 
@@ -181,6 +195,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--decode", nargs="*", type=int, metavar="BATCH", help="batches; none: 1 4 16 64 256")
     add("--library", nargs="*", choices=_LIBRARIES, default=list(_LIBRARIES))
     add("--state-layout", choices=["KV", "VK"], help="default: KV in prefill, VK in decode")
+    add("--batch-order", action="store_true", help="decode without slots; else a pool by slots")
     add("--db", action="append", help="database of winners; default: as dispatch")
     add("--json", type=Path, help="write everything here")
     add("--cache", type=Path, help="folder of the libraries' and compilers' caches")

@@ -1,25 +1,28 @@
 """Launches of FLA, FlashQLA and FlashInfer as their own users call them, for ``gdn.py``.
 
 What a library wants in another form than our operations have (a linear decay, states as [V, K] or
-in batch order, 64-bit bounds) is made beforehand and is not timed; ``flashinfer_kv`` of prefill is
-who keeps states as [K, V] and transposes them at every call. Each verifies its first launch against
-the reference of the operation.
+in batch order, 64-bit bounds) is made beforehand and is not timed. Who has the row's states gets no
+such help in ``flashinfer_kv`` of prefill, which transposes [K, V] at every call, and
+``flashinfer_pool`` of decode, which finds states in a pool by slot index. Each verifies its first
+launch against the reference of the operation.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from side_by_side import Baseline, Cell, LeftOutError
 from tilescout.kernels.external import FLA, FLASH_QLA, FLASHINFER, Library
+from tilescout.kernels.gdn_decode import GdnDecodeInputs
 from tilescout.kernels.registry import operation
 from tilescout.tuner.timers import Call
 
-__all__ = ["CHUNK_LIBRARIES", "DECODE_LIBRARIES", "LIBRARIES", "usable"]
+__all__ = ["CHUNK_LIBRARIES", "DECODE_LIBRARIES", "LIBRARIES", "in_batch_order", "usable"]
 
 RMS_BOUND = 2.0e-2
 """Relative RMS error that FlashQLA's own tests allow; ours is tighter."""
@@ -29,6 +32,7 @@ LIBRARIES: dict[str, Library] = {
     "flash_qla": FLASH_QLA,
     "flashinfer": FLASHINFER,
     "flashinfer_kv": FLASHINFER,
+    "flashinfer_pool": FLASHINFER,
 }
 
 Forward = Callable[[], tuple[torch.Tensor, torch.Tensor | None]]
@@ -42,7 +46,7 @@ def usable(
     found: dict[str, Baseline] = {}
     missing: dict[str, str] = {}
     for name, baseline in baselines.items():
-        if name.removesuffix("_kv") not in names:
+        if name.removesuffix("_kv").removesuffix("_pool") not in names:
             continue
         reason = LIBRARIES[name].missing
         if reason is None:
@@ -134,11 +138,20 @@ def _flashinfer_chunk(cell: Cell, *, transposes: bool = False) -> list[Forward]:
     return [prepare(i) for i in cell.inputs]
 
 
+def in_batch_order(inputs: GdnDecodeInputs) -> GdnDecodeInputs:
+    """The inputs with the state of sequence i in row i, and no slots."""
+    if inputs.slots is None:
+        return inputs
+    assert inputs.state is not None
+    return replace(inputs, state=inputs.state[inputs.slots.long()], slots=None)
+
+
 def _states(cell: Cell, layout: str) -> list[torch.Tensor]:
     """The states of each copy in batch order and in this layout, in memory of their own."""
     found = []
-    for i in cell.inputs:
-        state = i.state[i.slots.long()]
+    for i in map(in_batch_order, cell.inputs):
+        state = i.state
+        assert state is not None
         if layout != cell.problem.state_layout:
             state = state.transpose(-1, -2)
         found.append(state.clone(memory_format=torch.contiguous_format))
@@ -194,6 +207,29 @@ def _flashinfer_decode(layout: str, cell: Cell) -> list[Forward]:
     return [partial(forward, i, s, torch.empty_like(i.v)) for i, s in pairs]
 
 
+def _flashinfer_decode_pool(cell: Cell) -> list[Forward]:
+    """FlashInfer's kernel over the pool of [V, K] states that the operation has, in place."""
+    from flashinfer.gdn_decode import gated_delta_rule_decode_pretranspose
+
+    if cell.problem.state_layout != "VK":
+        raise LeftOutError("its pool has states as [V, K]")
+    if any(i.slots is None for i in cell.inputs):
+        raise LeftOutError("states are in batch order here")
+
+    def forward(i: Any, pool: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, None]:
+        gated_delta_rule_decode_pretranspose(
+            *(i.q, i.k, i.v, None, i.a_log, i.gate, i.dt_bias, i.beta),
+            scale=i.scale,
+            output=out,
+            use_qk_l2norm=True,
+            initial_state=pool,
+            initial_state_indices=i.slots,
+        )
+        return out, None
+
+    return [partial(forward, i, i.state.clone(), torch.empty_like(i.v)) for i in cell.inputs]
+
+
 def _calls(make: Callable[[Cell], list[Forward]], cell: Cell) -> list[Call]:
     """Launches of a library, one a copy, verified on the first."""
     with torch.no_grad():
@@ -227,4 +263,5 @@ DECODE_LIBRARIES: dict[str, Baseline] = {
     "fla": partial(_calls, _fla_decode),
     "flashinfer": partial(_calls, partial(_flashinfer_decode, "VK")),
     "flashinfer_kv": partial(_calls, partial(_flashinfer_decode, "KV")),
+    "flashinfer_pool": partial(_calls, _flashinfer_decode_pool),
 }

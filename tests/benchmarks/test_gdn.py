@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -63,6 +64,29 @@ def test_decode_libraries_are_called_and_verified(libraries, monkeypatch, name, 
     fake_libraries.install(monkeypatch)
     problem = GdnDecodeProblem.from_dict({**DECODE.as_dict(), "state_layout": layout})
     assert len(libraries.DECODE_LIBRARIES[name](cell_of(problem))) == 2
+    ordered = replace(cell_of(problem), inputs=in_batch_order(libraries, cell_of(problem)))
+    assert len(libraries.DECODE_LIBRARIES[name](ordered)) == 2
+
+
+def in_batch_order(libraries, cell):
+    return [libraries.in_batch_order(i) for i in cell.inputs]
+
+
+def test_a_pool_is_given_to_flashinfer_as_it_is(libraries, monkeypatch) -> None:
+    called = fake_libraries.install(monkeypatch)
+    left_out = import_module("side_by_side").LeftOutError
+    cell = cell_of(DECODE)
+    before = cell.inputs[0].state.clone()
+    assert len(libraries.DECODE_LIBRARIES["flashinfer_pool"](cell)) == len(called) == 2
+    assert torch.equal(cell.inputs[0].state, before), "states of the cell are only read"
+    ordered = replace(cell, inputs=in_batch_order(libraries, cell))
+    assert all(i.slots is None for i in ordered.inputs)
+    assert torch.equal(ordered.inputs[0].state, before[cell.inputs[0].slots.long()])
+    with pytest.raises(left_out, match="batch order"):
+        libraries.DECODE_LIBRARIES["flashinfer_pool"](ordered)
+    kv = GdnDecodeProblem.from_dict({**DECODE.as_dict(), "state_layout": "KV"})
+    with pytest.raises(left_out, match=r"\[V, K\]"):
+        libraries.DECODE_LIBRARIES["flashinfer_pool"](cell_of(kv))
 
 
 def test_a_wrong_library_is_left_out(libraries, monkeypatch) -> None:
@@ -110,10 +134,16 @@ def test_targets_say_pass_fail_and_what_was_not_measured(bench) -> None:
     assert bench.ratios_of(native["a"])["best/dispatch"] == pytest.approx(95 / 90)
     alone = targets.prefill_targets({"a": {"tilescout": 1.0}})
     assert {t.is_reached for t in alone} == {None}
-    decode = targets.decode_targets(
-        {1: {"tilescout": 3.1, "dispatch": 3.1, "flashinfer": 2.9}, 4: {"fla": 6.0}}
-    )
-    assert [t.is_reached for t in decode] == [None, True, False]
+    batches = {
+        1: {"tilescout": 3.1, "dispatch": 3.1, "flashinfer": 2.9},
+        4: {"fla": 6.0},
+        16: {"tilescout": 20.0, "dispatch": 20.0, "flashinfer": 19.0, "flashinfer_pool": 20.5},
+    }
+    pool = [t.is_reached for t in targets.decode_targets(batches)]
+    assert pool == [True, False, True, True]
+    ordered = [t.is_reached for t in targets.decode_targets(batches, "VK")]
+    assert ordered == [False, False, True, False]
+    assert targets.decode_targets(batches, "KV pool")[0].is_reached is None
 
 
 def test_rows_and_batches_that_are_timed(bench, monkeypatch) -> None:
@@ -136,7 +166,8 @@ def test_table_json_and_targets_of_a_run(bench, monkeypatch, capsys, tmp_path) -
     fake_libraries.install(monkeypatch, "fla-core")
     seen = {}
 
-    def time_cell(problem, device, databases, baselines, *, is_verified, libraries):
+    def time_cell(problem, device, databases, baselines, *, is_verified, libraries, adjust_inputs):
+        assert adjust_inputs is None
         seen[problem.op] = (set(baselines), set(libraries))
         if problem.op == "gdn_decode":
             raise RuntimeError("no kernel image\nmore")
@@ -164,6 +195,7 @@ def test_table_json_and_targets_of_a_run(bench, monkeypatch, capsys, tmp_path) -
     assert "NOT MEASURED  ours at batch 1" in printed
     record = json.loads(path.read_text())
     assert [row["row"] for row in record["rows"]] == ["1x2048 16/48", "decode 1"]
+    assert [row["states"] for row in record["rows"]] == ["KV", "VK pool"]
     assert record["targets"][0]["is_reached"] is True
 
 
