@@ -41,6 +41,7 @@ from .search.stopping import GainRule
 from .store import Store
 from .store.records import StudyRecord, TrialRecord, WinnerRecord
 from .targets import Mode, Target, resolve_targets
+from .time_shares import TimeShares
 from .tune_arguments import check_run, checked_budget, checked_names, checked_seed
 from .tune_summary import TuneRow, TuneSummary
 
@@ -87,7 +88,7 @@ def tune(
             at hand and predict other SKUs.
         trials: trials a study in all, in the place of the budget's number; without it a study
             also ends where further gain is unlikely.
-        time_budget_s: seconds for the whole call, shared evenly between the studies still to do.
+        time_budget_s: seconds for the whole call, shared evenly between the studies.
         budget: name of a budget: ``quick`` or ``full``.
         db: database path or URL; None for the user's database.
         seed: seed of the search, of 32 bits.
@@ -204,8 +205,7 @@ class _Run:
         self._compilers: CompilePool | None = None
         self._measuring = measuring
         self._measured: list[MeasureEvaluator] = []
-        budget_s = limits.time_budget_s
-        self._end = None if budget_s is None else time.monotonic() + budget_s
+        self._shares = TimeShares(limits.time_budget_s)
 
     @property
     def gpu_busy_share(self) -> float | None:
@@ -236,12 +236,13 @@ class _Run:
             except UnsupportedError as error:
                 rows.append(job.row(str(error)))
                 continue
-            rows.append(self._one(job, space, self._deadline(len(jobs) - index)))
+            deadline = self._shares.next_deadline(len(jobs) - index)
+            rows.append(self._one(job, space, deadline))
             if not job.is_measured:
                 predicted.append((index, job, space))
         # What a later SKU has found is now predicted on the earlier ones.
         for place, (index, job, space) in enumerate(predicted):
-            deadline = self._deadline(len(predicted) - place)
+            deadline = self._shares.next_deadline(len(predicted) - place)
             is_over = deadline is not None and deadline <= time.monotonic()
             if not is_over and self._untried(job, space):
                 rows[index] = self._one(job, space, deadline)
@@ -254,13 +255,6 @@ class _Run:
         study = self._store.find_study(key) if carried else None
         trials = self._store.trials(study.study_id) if study is not None else ()
         return bool(carried - {trial.evaluation.config for trial in trials})
-
-    def _deadline(self, num_left: int) -> float | None:
-        """An even share of the time that is left."""
-        if self._end is None:
-            return None
-        now = time.monotonic()
-        return now + max(0.0, self._end - now) / num_left
 
     def _one(self, job: _Job, space: JointSpace, deadline: float | None) -> TuneRow:
         standing = self._standing(job, space)
