@@ -266,8 +266,21 @@ class _Run:
         contest = job.contest((*ours, *standing))
         if contest is not None:
             best, more = self._search(job, contest, deadline, standing)
-            winner, trials = best or winner, trials + more
+            if best is not None:
+                winner = self._decided_last(best, winner)
+            trials += more
         return _row(job, space, winner, trials)
+
+    def _decided_last(self, best: WinnerRecord, ours: WinnerRecord | None) -> WinnerRecord:
+        """The winner of a contest, decided again if that is older than the decision for ours.
+
+        A contest that was held before has nothing new to measure, and the newest is handed out.
+        """
+        if ours is None or best.decided_at > ours.decided_at:
+            return best
+        study_id = best.study.study_id
+        tried = {trial.trial_id: trial.evaluation for trial in self._store.trials(study_id)}
+        return self._store.decide(study_id, [tried[trial_id] for trial_id in best.finals])
 
     def _standing(self, job: _Job, space: JointSpace) -> tuple[Config, ...]:
         """What serves now, if the search leaves its template out: one config at most."""
@@ -286,18 +299,21 @@ class _Run:
     ) -> tuple[WinnerRecord | None, list[TrialRecord]]:
         """The winner of one study and its trials, those of its parts included.
 
-        What stands is measured however little time is left: the study would be decided without it.
+        What stands, and what an earlier search of this space decided last, is measured however
+        little time is left: the study, being the newest, would be handed out without it.
         """
         entry, target = job.entry, job.target
         study = self._store.study(_study_key(job, space), seed=self._seed)
         carry = self._carried.earlier if job.is_measured else self._carried.of
+        earlier = carry(study.key, space)
         held = (config for config in standing if space.check(config) is None)
-        carried = tuple(dict.fromkeys((*carry(study.key, space), *held)))
+        carried = tuple(dict.fromkeys((*earlier, *held)))
+        kept = (*earlier[:1], *standing)
         total = expected_trials(space, self._limits.num_trials)
         self._listener.study_started(entry.label, target.device.sku, entry.problem, total)
         winner = run_search(
             space=space,
-            evaluators=partial(self._evaluator, job, space, deadline),
+            evaluators=partial(self._evaluator, job, space, deadline=deadline, kept=kept),
             store=self._store,
             study=study,
             num_trials=self._limits.num_trials,
@@ -318,9 +334,11 @@ class _Run:
         self,
         job: _Job,
         space: JointSpace,
-        deadline: float | None,
         study: StudyRecord,
         scope: PartScope | None = None,
+        *,
+        deadline: float | None,
+        kept: tuple[Config, ...],
     ) -> Evaluator:
         problem, device = job.entry.problem, job.target.device
         if job.target.provenance is Provenance.PREDICTED:
@@ -349,6 +367,7 @@ class _Run:
             seed=self._seed,
             scope=scope,
             deadline=deadline,
+            kept=kept,
         )
         self._measured.append(evaluator)
         return evaluator

@@ -37,6 +37,11 @@ size = [64, 4096]
 """
 
 
+SLOW_BLOCK = "TOY_SLOW_BLOCK"
+"""Environment variable: configs with this block_n compile slowly."""
+SLOW_S = 1.5
+
+
 @dataclass(frozen=True)
 class ToyProblem(Problem):
     """``size`` floats to double."""
@@ -85,6 +90,10 @@ def eat_memory() -> None:
     raise RuntimeError(f"nobody stopped a process that took {len(eaten) * 64} MiB")
 
 
+def _is_slow_block(config: Config) -> bool:
+    return os.environ.get(SLOW_BLOCK) == str(config.get("block_n"))
+
+
 @dataclass(frozen=True)
 class ToySpec:
     """Compiles to nothing, or fails as ``behaviour`` says."""
@@ -100,6 +109,8 @@ class ToySpec:
             os._exit(11)
         if behaviour == "compile_hang":
             time.sleep(3600)
+        if behaviour == "compile_slowly" or _is_slow_block(self.config):
+            time.sleep(SLOW_S)
         if behaviour == "compile_eat_memory":
             eat_memory()
         return CompiledBinary(self.name, b"", 128, 1024 * int(self.config["num_stages"]), 0)

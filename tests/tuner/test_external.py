@@ -165,6 +165,25 @@ def test_a_library_that_stands_is_not_displaced_by_a_search_without_time(
     assert dispatch.lookup(PROBLEM, gpu=h200, databases=[database]).template == "library"
 
 
+def test_a_contest_that_was_held_before_is_decided_again(workload, h200, tmp_path) -> None:
+    """Nothing of it is new, but ours was decided since, and the newest is handed out."""
+    database = tmp_path / "r.db"
+    limits = {"mode": "measure", "db": database, "trials": 3}
+    tune(workload, **limits)
+
+    def served() -> str:
+        dispatch.refresh()
+        return dispatch.lookup(PROBLEM, gpu=h200, databases=[database]).template
+
+    with Store.open(database) as store:
+        ours = store.winners(op="rival_toy")[0]
+        store.decide(ours.study.study_id, [ours.trial.evaluation])
+    assert served() == "triton"
+    (row,) = tune(workload, **limits).rows
+    assert row.config == Config.of("library", {})
+    assert served() == "library"
+
+
 def test_a_standing_winner_that_cannot_run_here_is_passed_over(
     workload, h200, tmp_path, monkeypatch
 ) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from report_data import Searched, add_study, timed
 from tilescout.kernels.device import DeviceSpec
+from tilescout.search_spaces.registry import joint_space
 from tilescout.tuner import cli
 from tilescout.tuner.measure import MeasureSettings
-from tilescout.tuner.records import Provenance
+from tilescout.tuner.records import Provenance, TrialStatus
 from tilescout.tuner.store import Store
 from tilescout.tuner.tune import tune
-from toy_op import WORKLOAD
+from toy_op import SLOW_BLOCK, WORKLOAD, ToyProblem
 
 
 @pytest.fixture
@@ -55,3 +57,24 @@ def test_the_command_says_it_on_stderr(
     with pytest.raises(SystemExit):
         cli.main([*arguments, "--db", str(tmp_path / "quiet.db"), "--quiet"])
     assert "search time" not in capsys.readouterr().err
+
+
+def test_a_search_without_time_measures_what_an_earlier_one_decided(
+    workload: str, h200: DeviceSpec, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new study, being the newest, is handed out: the default alone must not decide it."""
+    problem = ToyProblem(64)
+    older = Searched(problem, h200)
+    space = joint_space(problem, h200)
+    config = next(c for c in space if c["block_n"] != space.default["block_n"])
+    monkeypatch.setenv(SLOW_BLOCK, str(config["block_n"]))
+    database = tmp_path / "r.db"
+    with Store.open(database) as store:
+        add_study(store, older, [timed(older, config, 9.0)], [config])
+    tune(workload, mode="measure", trials=300, time_budget_s=0.05, db=database)
+    with Store.open(database) as store:
+        (new,) = (
+            s for s in store.studies(op="toy") if s.key != older.key and s.key.problem == problem
+        )
+        tried = {t.evaluation.config: t.evaluation.status for t in store.trials(new.study_id)}
+    assert tried == {space.default: TrialStatus.OK, config: TrialStatus.OK}

@@ -14,7 +14,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import replace
@@ -69,6 +69,7 @@ class MeasureEvaluator:
         seed: int = 0,
         scope: PartScope | None = None,
         deadline: float | None = None,
+        kept: Collection[Config] = (),
     ) -> None:
         """Starts the processes as they are needed.
 
@@ -89,6 +90,7 @@ class MeasureEvaluator:
                 parts held, the part alone is timed. Default: configs are whole.
             deadline: in seconds of ``time.monotonic``; what still compiles then is taken back, once
                 one config has ended.
+            kept: configs that are never taken back, however long they compile.
         """
         self._scope = scope
         policy = policy or MeasurementPolicy()
@@ -102,6 +104,7 @@ class MeasureEvaluator:
         settings = settings or MeasureSettings()
         self._best_us = best_us
         self._deadline = deadline
+        self._kept = frozenset(kept)
         task = Task(
             op=problem.op,
             op_module=op_module,
@@ -124,7 +127,7 @@ class MeasureEvaluator:
         if scope is not None:
             self._has_ended.set()
         self._compiling: set[Future[CompileResult]] = set()
-        """Jobs of configs that no GPU has seen."""
+        """Jobs that may be taken back, of configs that no GPU has seen."""
         self._ready: queue.Queue[tuple[Evaluation, str | None] | None] = queue.Queue()
         self._done: queue.Queue[Evaluation | BaseException | None] = queue.Queue()
         self._known: dict[Config, Evaluation] = {}
@@ -173,7 +176,8 @@ class MeasureEvaluator:
         self._in_flight += 1
         self._is_wanted.set()
         job = self._compile(config, reads_code=False)
-        self._compiling.add(job)
+        if config not in self._kept:
+            self._compiling.add(job)
         job.add_done_callback(lambda done: self._compiled(config, done))
 
     def prepare(self, config: Config) -> None:
@@ -204,7 +208,7 @@ class MeasureEvaluator:
         return ended
 
     def _next_ended(self, until: float | None) -> Evaluation | BaseException | None:
-        """Waits for what ended; past the deadline or ``until``, takes back what still compiles."""
+        """Waits for what ended; past the deadline or ``until``, takes back what may be."""
         while self._deadline is not None or until is not None:
             limits = [limit for limit in (self._deadline, until) if limit is not None]
             time_left_s = max(0.0, min(limits) - time.monotonic())

@@ -47,6 +47,21 @@ def test_one_config_ends_however_late_and_the_rest_is_taken_back(
     assert time.monotonic() - started < 60.0, "nobody waited for a compiler's time limit"
 
 
+def test_what_is_kept_is_waited_for(toy: Any, h200: DeviceSpec) -> None:
+    slow, other = config("compile_slowly"), config("compile_hang")
+    past = time.monotonic()
+    with (
+        CompilePool(3) as pool,
+        MeasureEvaluator(
+            toy.ToyProblem(64), h200, compilers=pool, torch_device="cpu", deadline=past, kept=[slow]
+        ) as evaluator,
+    ):
+        for each in (config("ok"), slow, other):
+            evaluator.submit(each)
+        ended = [evaluator.collect() for _ in range(3)]
+    assert [e.config for e in ended if e is not None] == [config("ok"), slow]
+
+
 class TakesBack(FormulaEvaluator):
     """Takes every second config back."""
 
