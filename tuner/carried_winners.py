@@ -1,9 +1,10 @@
 """Winners of other studies of the same problem, which a study tries first of all.
 
 A prediction tries those of other SKUs, so that a report can say what the winner of each costs on
-every other. A measurement tries those of earlier searches on its own SKU, with other templates,
-other versions or less time: what it decides is the newest and is handed out, so it must not be
-worse than what was known for want of time.
+every other. A measurement tries what a look-up gave before it, be it predicted or of a neighbouring
+problem, and those of earlier searches on its own SKU, with other templates, other versions or less
+time: what it decides is the newest and is handed out, so it must not be worse than what was known
+for want of time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ..kernels.registry import template
 from ..search_spaces.space import JointSpace
 from .paths import shipped_database_path
 from .records import Provenance, StudyKey
+from .snapshot import Snapshot
 from .store import Store
 from .store.location import Location
 from .store.records import WinnerRecord
@@ -34,6 +36,7 @@ class CarriedWinners:
         self._resources = ExitStack()
         self._location = location
         self._shipped: Store | None = None
+        self._snapshot: Snapshot | None = None
         self._of_op: dict[str, Sequence[WinnerRecord]] = {}
         """Those of the shipped database: nobody adds to it."""
 
@@ -56,6 +59,20 @@ class CarriedWinners:
                 best[sku] = winner
         configs = (best[sku].trial.evaluation.config for sku in sorted(best))
         return tuple(dict.fromkeys(c for c in configs if space.check(c) is None))
+
+    def served(self, key: StudyKey, space: JointSpace) -> Config | None:
+        """What a look-up gave when it was first asked for here; None where ``space`` has it not.
+
+        Of the shipped database and that of the run; of whichever tier, down to the default.
+        """
+        if self._snapshot is None:
+            own = Location.parse(self._location).path
+            paths = (shipped_database_path(), own)
+            self._snapshot = Snapshot.load([p for p in paths if p is not None and p.exists()])
+        answer = self._snapshot.peek(key.problem, key.device, measurement=key.policy)
+        if answer is None or space.check(answer.config) is not None:
+            return None
+        return answer.config
 
     def earlier(self, key: StudyKey, space: JointSpace) -> tuple[Config, ...]:
         """What other searches measured as the best of this problem on this SKU, the last first.

@@ -217,10 +217,15 @@ class Snapshot:
         )
 
     def peek(
-        self, problem: Problem, device: DeviceSpec, *, without: Collection[str] = frozenset()
+        self,
+        problem: Problem,
+        device: DeviceSpec,
+        *,
+        measurement: MeasurementPolicy | None = None,
+        without: Collection[str] = frozenset(),
     ) -> LookupResult | None:
         """What a look-up would give, neither kept nor counted as a miss; None for a refusal."""
-        question = self._question(problem, device, "nearest", True, None, frozenset(without))
+        question = self._question(problem, device, "nearest", True, measurement, frozenset(without))
         return self._result(question, self._walk(question)[-1])
 
     def _question(  # noqa: PLR0917  (a look-up is these six)

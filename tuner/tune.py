@@ -299,16 +299,19 @@ class _Run:
     ) -> tuple[WinnerRecord | None, list[TrialRecord]]:
         """The winner of one study and its trials, those of its parts included.
 
-        What stands, and what an earlier search of this space decided last, is measured however
-        little time is left: the study, being the newest, would be handed out without it.
+        What is handed out now is measured however little time is left: the study, being the newest,
+        would be handed out without it.
         """
         entry, target = job.entry, job.target
         study = self._store.study(_study_key(job, space), seed=self._seed)
-        carry = self._carried.earlier if job.is_measured else self._carried.of
-        earlier = carry(study.key, space)
-        held = (config for config in standing if space.check(config) is None)
-        carried = tuple(dict.fromkeys((*earlier, *held)))
-        kept = (*earlier[:1], *standing)
+        if job.is_measured:
+            earlier = self._carried.earlier(study.key, space)
+            served = self._carried.served(study.key, space)
+            now = (served, *earlier[:1], *standing)
+            kept = tuple(c for c in now if c is not None and space.check(c) is None)
+            carried = tuple(dict.fromkeys((*kept, *earlier)))
+        else:
+            kept, carried = (), self._carried.of(study.key, space)
         total = expected_trials(space, self._limits.num_trials)
         self._listener.study_started(entry.label, target.device.sku, entry.problem, total)
         winner = run_search(

@@ -59,13 +59,19 @@ def test_the_command_says_it_on_stderr(
     assert "search time" not in capsys.readouterr().err
 
 
-def test_a_search_without_time_measures_what_an_earlier_one_decided(
-    workload: str, h200: DeviceSpec, tmp_path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("provenance", [Provenance.MEASURED, Provenance.PREDICTED])
+@pytest.mark.parametrize("size", [64, 128])
+def test_a_search_without_time_measures_what_is_handed_out(
+    workload: str,
+    h200: DeviceSpec,
+    tmp_path,
+    monkeypatch: pytest.MonkeyPatch,
+    provenance: Provenance,
+    size: int,
 ) -> None:
     """A new study, being the newest, is handed out: the default alone must not decide it."""
-    problem = ToyProblem(64)
-    older = Searched(problem, h200)
-    space = joint_space(problem, h200)
+    older = Searched(ToyProblem(size), h200, provenance)
+    space = joint_space(ToyProblem(64), h200)
     config = next(c for c in space if c["block_n"] != space.default["block_n"])
     monkeypatch.setenv(SLOW_BLOCK, str(config["block_n"]))
     database = tmp_path / "r.db"
@@ -74,7 +80,9 @@ def test_a_search_without_time_measures_what_an_earlier_one_decided(
     tune(workload, mode="measure", trials=300, time_budget_s=0.05, db=database)
     with Store.open(database) as store:
         (new,) = (
-            s for s in store.studies(op="toy") if s.key != older.key and s.key.problem == problem
+            s
+            for s in store.studies(op="toy")
+            if s.key != older.key and s.key.problem == ToyProblem(64)
         )
         tried = {t.evaluation.config: t.evaluation.status for t in store.trials(new.study_id)}
     assert tried == {space.default: TrialStatus.OK, config: TrialStatus.OK}
