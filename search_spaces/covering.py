@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..kernels.base import Config, ParameterValue
-from .parameters import Parameter
+from .parameters import Parameter, filled
 from .space import SearchSpace
 
 __all__ = ["CoveringSample", "KernelsOf", "Pair", "covering_sample", "pairs_of"]
@@ -168,14 +168,8 @@ class _Chosen:
         for _ in range(_NUM_CANDIDATES):
             base = self._rng.choice(chosen)
             wanted = self._changes(base, chosen, fixed)
-            values: dict[str, ParameterValue] = {}
-            for parameter in self._space.parameters:
-                if _is_active(parameter, values):
-                    given = wanted.get(parameter.name, base.get(parameter.name))
-                    if given is None:
-                        given = self._rng.choice(parameter.values)
-                    values[parameter.name] = given
-            config = Config.of(self._space.template, values)
+            given = {**base.as_dict(), **wanted}
+            config = _filled(self._space, given, self._rng)
             if config not in self.configs and self._space.check(config) is None:
                 found.append(config)
         return found
@@ -198,11 +192,6 @@ class _Chosen:
 
     def _shared(self, config: Config) -> list[ParameterValue | None]:
         return [config.get(p.name) for p in self._space.parameters if not p.part]
-
-
-def _is_active(parameter: Parameter, values: dict[str, ParameterValue]) -> bool:
-    condition = parameter.active_when
-    return condition is None or values.get(condition.parent) in condition.values
 
 
 def _candidate_pairs(space: SearchSpace) -> list[Pair]:
@@ -280,9 +269,15 @@ def _draw(
     space: SearchSpace, fixed: dict[str, ParameterValue], rng: random.Random
 ) -> Config | None:
     """A config with these values and random others; None where a fixed value is not active."""
-    values: dict[str, ParameterValue] = {}
-    for parameter in space.parameters:
-        if _is_active(parameter, values):
-            value = fixed.get(parameter.name)
-            values[parameter.name] = rng.choice(parameter.values) if value is None else value
-    return Config.of(space.template, values) if fixed.keys() <= values.keys() else None
+    config = _filled(space, fixed, rng)
+    return config if fixed.keys() <= config.as_dict().keys() else None
+
+
+def _filled(space: SearchSpace, given: Mapping[str, ParameterValue], rng: random.Random) -> Config:
+    """A config with these values where they are active, and random others."""
+
+    def choose(parameter: Parameter) -> ParameterValue:
+        value = given.get(parameter.name)
+        return rng.choice(parameter.values) if value is None else value
+
+    return Config.of(space.template, filled(space.parameters, choose))

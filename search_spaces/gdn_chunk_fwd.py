@@ -12,7 +12,7 @@ from ..kernels.gdn_chunk_fwd.problem import DTYPE_BYTES
 from .constraints import TILE_REGISTERS, fits_shared_memory
 from .external import external_spaces
 from .gdn_chunk_fwd_tilelang import tilelang_space
-from .parameters import ActiveWhen, Parameter, categorical, ordered
+from .parameters import ActiveWhen, Parameter, categorical, filled, ordered
 from .space import Constraint, SearchSpace
 
 __all__ = ["SPACES", "triton_space"]
@@ -166,12 +166,8 @@ def _config(problem: GdnChunkProblem, **values: ParameterValue) -> Config:
         "output_num_stages": 2,
     }
     chosen = {**usual, **values}
-    values = {}
-    for parameter in (*_algorithm(problem), *_tiles(problem)):
-        condition = parameter.active_when
-        if condition is None or chosen[condition.parent] in condition.values:
-            values[parameter.name] = chosen[parameter.name]
-    return Config.of("triton", values)
+    parameters = (*_algorithm(problem), *_tiles(problem))
+    return Config.of("triton", filled(parameters, lambda parameter: chosen[parameter.name]))
 
 
 def _row_bytes(problem: GdnChunkProblem) -> int:

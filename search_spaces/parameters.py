@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ..kernels.base import ParameterValue
 
-__all__ = ["ActiveWhen", "Parameter", "categorical", "ordered", "powers_of_two"]
+__all__ = ["ActiveWhen", "Parameter", "categorical", "filled", "ordered", "powers_of_two"]
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,28 @@ class Parameter:
         assert self.values, f"parameter {self.name!r} has no values"
         assert len(set(self.values)) == len(self.values), f"{self.name!r} repeats a value"
 
+    def is_active(self, values: Mapping[str, ParameterValue]) -> bool:
+        """Whether it exists under these values; a parent that is not among them has none."""
+        condition = self.active_when
+        return condition is None or values.get(condition.parent) in condition.values
+
     def neighbours(self, value: ParameterValue) -> tuple[ParameterValue, ...]:
         """The values one step away: adjacent ones if ordered, else all others."""
         index = self.values.index(value)
         if not self.is_ordered:
             return tuple(v for v in self.values if v != value)
         return tuple(self.values[i] for i in (index - 1, index + 1) if 0 <= i < len(self.values))
+
+
+def filled(
+    parameters: Iterable[Parameter], choose: Callable[[Parameter], ParameterValue]
+) -> dict[str, ParameterValue]:
+    """A value for each parameter that exists under those before it; parents come first."""
+    values: dict[str, ParameterValue] = {}
+    for parameter in parameters:
+        if parameter.is_active(values):
+            values[parameter.name] = choose(parameter)
+    return values
 
 
 def ordered(

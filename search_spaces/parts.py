@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..kernels.base import Config, ParameterValue
-from .parameters import Parameter
+from .parameters import Parameter, filled
 from .remembered import Remembered
 from .space import Constraint, SearchSpace
 
@@ -178,18 +178,13 @@ def _choices(space: SearchSpace) -> Iterator[dict[str, ParameterValue]]:
             yield chosen
             return
         parameter = shared[index]
-        if not _is_active(parameter, chosen):
+        if not parameter.is_active(chosen):
             yield from extend(index + 1, chosen)
             return
         for value in parameter.values:
             yield from extend(index + 1, {**chosen, parameter.name: value})
 
     yield from extend(0, {})
-
-
-def _is_active(parameter: Parameter, values: Mapping[str, ParameterValue]) -> bool:
-    condition = parameter.active_when
-    return condition is None or values.get(condition.parent) in condition.values
 
 
 class _Narrowing:
@@ -226,7 +221,7 @@ def _under(space: SearchSpace, chosen: dict[str, ParameterValue]) -> tuple[Param
         elif not parameter.part or (condition is not None and condition.parent not in names):
             continue
         elif condition is not None and condition.parent in chosen:
-            if not _is_active(parameter, chosen):
+            if not parameter.is_active(chosen):
                 continue
             kept = replace(parameter, active_when=None)
         else:
@@ -242,16 +237,18 @@ def _agrees(config: Config, chosen: Mapping[str, ParameterValue]) -> bool:
 
 def _first_valid(space: SearchSpace, parameters: tuple[Parameter, ...]) -> Config | None:
     """A valid config: that with the default's values, middle ones elsewhere, or one by chance."""
-    values: dict[str, ParameterValue] = {}
-    for parameter in parameters:
-        if _is_active(parameter, values):
-            usual = space.default.get(parameter.name)
-            middle = parameter.values[len(parameter.values) // 2]
-            values[parameter.name] = (
-                usual if usual is not None and usual in parameter.values else middle
-            )
-    start = Config.of(space.template, values)
-    free = SearchSpace(space.template, parameters, (), start)
+
+    def usual(parameter: Parameter) -> ParameterValue:
+        value = space.default.get(parameter.name)
+        if value is not None and value in parameter.values:
+            return value
+        return parameter.values[len(parameter.values) // 2]
+
     rng = random.Random(0)
-    candidates = itertools.chain([start], (free._draw(rng) for _ in range(_NUM_DRAWN)))
+
+    def drawn(parameter: Parameter) -> ParameterValue:
+        return rng.choice(parameter.values)
+
+    chosen = itertools.chain([usual], itertools.repeat(drawn, _NUM_DRAWN))
+    candidates = (Config.of(space.template, filled(parameters, choose)) for choose in chosen)
     return next((c for c in candidates if space.check(c) is None), None)

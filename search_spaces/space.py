@@ -12,7 +12,7 @@ from functools import cached_property
 
 from ..errors import UnknownNameError, UsageError
 from ..kernels.base import Config, ParameterValue, canonical_json
-from .parameters import Parameter
+from .parameters import Parameter, filled
 
 __all__ = ["MAX_ENUMERATED", "Constraint", "JointSpace", "SearchSpace"]
 
@@ -135,8 +135,7 @@ class SearchSpace:
             yield chosen
             return
         parameter, *rest = parents
-        condition = parameter.active_when
-        if condition is not None and chosen.get(condition.parent) not in condition.values:
+        if not parameter.is_active(chosen):
             yield from self._choices(rest, chosen)
             return
         for value in parameter.values:
@@ -217,11 +216,7 @@ class SearchSpace:
 
     def _draw(self, rng: random.Random) -> Config:
         """A config of the product: a value for each parameter that is active in turn."""
-        values: dict[str, ParameterValue] = {}
-        for parameter in self.parameters:
-            condition = parameter.active_when
-            if condition is None or values.get(condition.parent) in condition.values:
-                values[parameter.name] = rng.choice(parameter.values)
+        values = filled(self.parameters, lambda parameter: rng.choice(parameter.values))
         return Config.of(self.template, values)
 
     def valid_seeds(self) -> tuple[Config, ...]:
@@ -253,8 +248,7 @@ class SearchSpace:
                 yield Config.of(self.template, chosen)
                 return
             parameter = self.parameters[index]
-            condition = parameter.active_when
-            if condition is not None and chosen.get(condition.parent) not in condition.values:
+            if not parameter.is_active(chosen):
                 yield from extend(index + 1, chosen)
                 return
             options = (values[parameter.name],) if parameter.name in values else parameter.values
