@@ -36,6 +36,7 @@ from gdn_libraries import CHUNK_LIBRARIES, DECODE_LIBRARIES, in_batch_order, usa
 from gdn_targets import (
     FASTEST,
     SAME_STATES,
+    States,
     Target,
     best_of,
     decode_targets,
@@ -100,10 +101,12 @@ def layout_of(label: str, arguments: argparse.Namespace) -> str:
     return arguments.state_layout or ("KV" if label in ROWS else "VK")
 
 
-def states_of(label: str, arguments: argparse.Namespace) -> str:
-    """How a label's states lie, as in ``SAME_STATES``."""
-    layout = layout_of(label, arguments)
-    return layout if label in ROWS or arguments.batch_order else f"{layout} pool"
+def states_of(label: str, arguments: argparse.Namespace) -> States:
+    """How a label's states lie; prefill has no pool."""
+    is_kv = layout_of(label, arguments) == "KV"
+    if label in ROWS or arguments.batch_order:
+        return "KV" if is_kv else "VK"
+    return "KV pool" if is_kv else "VK pool"
 
 
 def time_label(label: str, device: DeviceSpec, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -138,7 +141,7 @@ def _in_batch_order(inputs: list[GdnDecodeInputs]) -> list[GdnDecodeInputs]:
     return [in_batch_order(i) for i in inputs]
 
 
-def ratios_of(us: dict[str, float], states: str = "KV") -> dict[str, float | None]:
+def ratios_of(us: dict[str, float], states: States = "KV") -> dict[str, float | None]:
     """Times of libraries over ours, above 1 where ours is faster; None where one is missing.
 
     The look-up is compared with who takes the row's states as they are.

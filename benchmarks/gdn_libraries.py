@@ -1,10 +1,10 @@
 """Launches of FLA, FlashQLA and FlashInfer as their own users call them, for ``gdn.py``.
 
 What a library wants in another form than our operations have (a linear decay, states as [V, K] or
-in batch order, 64-bit bounds) is made beforehand and is not timed. Who has the row's states gets no
-such help in ``flashinfer_kv`` of prefill, which transposes [K, V] at every call, and
-``flashinfer_pool`` of decode, which finds states in a pool by slot index. Each verifies its first
-launch against the reference of the operation.
+in batch order, 64-bit bounds) is made beforehand and is not timed. Two forms take states as the row
+has them: ``flashinfer_kv`` of prefill transposes [K, V] at every call, and ``flashinfer_pool`` of
+decode finds states in a pool by slot index. Each verifies its first launch against the reference of
+the operation.
 """
 
 from __future__ import annotations

@@ -5,24 +5,35 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from side_by_side import DISPATCH, OURS
 
-__all__ = ["FASTEST", "SAME_STATES", "Target", "best_of", "decode_targets", "prefill_targets"]
+__all__ = [
+    "FASTEST",
+    "SAME_STATES",
+    "States",
+    "Target",
+    "best_of",
+    "decode_targets",
+    "prefill_targets",
+]
 
 _FLASHINFER = ("flashinfer", "flashinfer_kv", "flashinfer_pool")
 
 FASTEST = ("fla", "flash_qla", *_FLASHINFER)
 
-SAME_STATES = {
+States = Literal["KV", "VK", "KV pool", "VK pool"]
+"""How the states of a row lie: [K, V] or [V, K], in batch order or in a pool by slot index."""
+
+SAME_STATES: dict[States, tuple[str, ...]] = {
     "KV": ("fla", "flash_qla", "flashinfer_kv"),
     "VK": ("fla", "flash_qla", "flashinfer"),
     "KV pool": (),
     "VK pool": ("flashinfer_pool",),
 }
-"""Libraries that take and give a row's states as they are: [K, V] or [V, K], in batch order or in a
-pool by slot index. Others are timed beside ours without the transposes, the gathering and the
-scattering that their user needs."""
+"""Libraries that take and give a row's states as they are. Others are timed beside ours without the
+transposes, the gathering and the scattering that their user needs."""
 
 Times = Mapping[str, float]
 """Microseconds by contender; who failed is not in it."""
@@ -54,12 +65,12 @@ def best_of(us: Times, names: Sequence[str]) -> float | None:
     return min((us[name] for name in names if name in us), default=None)
 
 
-def prefill_targets(rows: Mapping[str, Times], layout: str = "KV") -> list[Target]:
-    """The targets over the rows of the table, whose states have this layout."""
+def prefill_targets(rows: Mapping[str, Times], states: States = "KV") -> list[Target]:
+    """The targets over the rows of the table, whose states lie so."""
     fla = _ratios(rows, OURS, ("fla",))
     both = _ratios(rows, OURS, ("fla", "flash_qla"))
     every = _ratios(rows, OURS, FASTEST)
-    dispatch = _ratios(rows, DISPATCH, SAME_STATES[layout])
+    dispatch = _ratios(rows, DISPATCH, SAME_STATES[states])
     return [
         _target("ours against FLA, every row at least 1.2", fla, min, 1.2),
         _target("ours against the better of FLA and FlashQLA, mean at least 1.0", both, _mean, 1.0),
@@ -71,8 +82,8 @@ def prefill_targets(rows: Mapping[str, Times], layout: str = "KV") -> list[Targe
     ]
 
 
-def decode_targets(batches: Mapping[int, Times], states: str = "VK pool") -> list[Target]:
-    """The targets over the batches, whose states are such."""
+def decode_targets(batches: Mapping[int, Times], states: States = "VK pool") -> list[Target]:
+    """The targets over the batches, whose states lie so."""
     named = {f"batch {batch}": us for batch, us in batches.items()}
     larger = {f"batch {batch}": us for batch, us in batches.items() if batch >= 4}
     same = [name for name in SAME_STATES[states] if name in _FLASHINFER]

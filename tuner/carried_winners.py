@@ -11,18 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
 
 from ..errors import UnknownNameError
 from ..kernels.base import Config
-from ..kernels.registry import template
+from ..kernels.registry import operation, template
 from ..search_spaces.space import JointSpace
+from .explain import LookupResult
 from .paths import shipped_database_path
 from .records import Provenance, StudyKey
 from .snapshot import Snapshot
 from .store import Store
 from .store.location import Location
 from .store.records import WinnerRecord
+from .tiers import Tier
 
 __all__ = ["CarriedWinners"]
 
@@ -36,7 +39,8 @@ class CarriedWinners:
         self._resources = ExitStack()
         self._location = location
         self._shipped: Store | None = None
-        self._snapshot: Snapshot | None = None
+        self._snapshots: list[Snapshot] | None = None
+        """As they were when first asked for."""
         self._of_op: dict[str, Sequence[WinnerRecord]] = {}
         """Those of the shipped database: nobody adds to it."""
 
@@ -60,19 +64,28 @@ class CarriedWinners:
         configs = (best[sku].trial.evaluation.config for sku in sorted(best))
         return tuple(dict.fromkeys(c for c in configs if space.check(c) is None))
 
-    def served(self, key: StudyKey, space: JointSpace) -> Config | None:
-        """What a look-up gave when it was first asked for here; None where ``space`` has it not.
+    def served(self, key: StudyKey, space: JointSpace) -> tuple[Config, ...]:
+        """What look-ups among the templates of ``space`` gave when the run began.
 
-        Of the shipped database and that of the run; of whichever tier, down to the default.
+        Of whichever tier, down to the default; only what is valid in ``space``.
         """
-        if self._snapshot is None:
-            own = Location.parse(self._location).path
-            paths = (shipped_database_path(), own)
-            self._snapshot = Snapshot.load([p for p in paths if p is not None and p.exists()])
-        answer = self._snapshot.peek(key.problem, key.device, measurement=key.policy)
-        if answer is None or space.check(answer.config) is not None:
-            return None
-        return answer.config
+        searched = {part.template for part in space.spaces}
+        others = set(operation(key.problem.op).template_names) - searched
+        configs = (answer.config for answer in self._looked_up(key, frozenset(others)))
+        return tuple(dict.fromkeys(c for c in configs if space.check(c) is None))
+
+    def _looked_up(self, key: StudyKey, without: frozenset[str]) -> list[LookupResult]:
+        """With the database of the run over the shipped one, and in it alone, if it is a file."""
+        if self._snapshots is None:
+            shipped, own = shipped_database_path(), Location.parse(self._location).path
+            both = [path.resolve() for path in (shipped, own) if path and path.exists()]
+            reads = (both, both[1:]) if len(both) > 1 else (both,)
+            self._snapshots = [Snapshot.load(list(dict.fromkeys(paths))) for paths in reads]
+        answers = (
+            snapshot.peek(key.problem, key.device, measurement=key.policy, without=without)
+            for snapshot in self._snapshots
+        )
+        return [answer for answer in answers if answer is not None]
 
     def earlier(self, key: StudyKey, space: JointSpace) -> tuple[Config, ...]:
         """What other searches measured as the best of this problem on this SKU, the last first.
@@ -88,11 +101,12 @@ class CarriedWinners:
         return tuple(dict.fromkeys(c for c in configs if space.check(c) is None))
 
     def standing(self, key: StudyKey, space: JointSpace) -> tuple[Config, ...]:
-        """Measured winners of this problem on this SKU that a search of ``space`` cannot meet.
+        """What is handed out for this problem on this SKU that a search of ``space`` cannot meet.
 
-        In the order in which look-ups take them: those of the database of the run before those of
-        the shipped one, the last decided first. What a search of some of the templates finds would
-        come before all of them.
+        In the order in which look-ups take it: measured winners of the database of the run before
+        those of the shipped one, the last decided first; then what a look-up gave when the run
+        began, be it predicted or of another problem, but no default. What a search of some of the
+        templates finds would come before all of them.
         """
         searched = {part.template for part in space.spaces}
         op = key.problem.op
@@ -100,7 +114,14 @@ class CarriedWinners:
         for winners in (self._store.winners(op=op), self._shipped_winners(op)):
             ordered = sorted(_measured(winners, key), key=lambda w: w.decided_at, reverse=True)
             found += [winner.trial.evaluation.config for winner in ordered]
+        answers = self._looked_up(key, frozenset())
+        found += [answer.config for answer in answers if answer.tier is not Tier.DEFAULT]
         return tuple(dict.fromkeys(c for c in found if c.template not in searched))
+
+    def last_decision(self, key: StudyKey) -> datetime | None:
+        """When the database of the run last had a measured winner of this problem on this SKU."""
+        winners = _measured(self._store.winners(op=key.problem.op), key)
+        return max((winner.decided_at for winner in winners), default=None)
 
     def _shipped_winners(self, op: str) -> Sequence[WinnerRecord]:
         if op not in self._of_op:

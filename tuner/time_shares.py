@@ -36,8 +36,8 @@ class TimeShares:
         if self._end is None:
             return None
         now = self._clock()
-        if self._deadline is not None and now > self._deadline:
-            self._late_s.append(now - self._deadline)
+        if self._deadline is not None:
+            self._late_s.append(max(0.0, now - self._deadline))
         share_s = max(0.0, self._end - now) / num_left
         late_s = statistics.median(self._late_s) if self._late_s else 0.0
         self._deadline = now + share_s - min(late_s, share_s / 2)

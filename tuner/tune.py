@@ -88,7 +88,8 @@ def tune(
             at hand and predict other SKUs.
         trials: trials a study in all, in the place of the budget's number; without it a study
             also ends where further gain is unlikely.
-        time_budget_s: seconds for the whole call, shared evenly between the studies.
+        time_budget_s: seconds for the whole call, shared evenly between the studies; what runs when
+            they are over is finished.
         budget: name of a budget: ``quick`` or ``full``.
         db: database path or URL; None for the user's database.
         seed: seed of the search, of 32 bits.
@@ -260,27 +261,31 @@ class _Run:
         standing = self._standing(job, space)
         if own_templates(job.entry.problem.op, [s.template for s in space.spaces]) == ():
             space = job.contest(standing) or space
-            return _row(job, space, *self._search(job, space, deadline))
+            winner, trials = self._search(job, space, deadline, standing)
+            return _row(job, space, self._decided_last(job, winner), trials)
         winner, trials = self._search(job, space, deadline)
         ours = () if winner is None else (winner.trial.evaluation.config,)
         contest = job.contest((*ours, *standing))
         if contest is not None:
             best, more = self._search(job, contest, deadline, standing)
-            if best is not None:
-                winner = self._decided_last(best, winner)
-            trials += more
-        return _row(job, space, winner, trials)
+            winner, trials = best or winner, trials + more
+        return _row(job, space, self._decided_last(job, winner), trials)
 
-    def _decided_last(self, best: WinnerRecord, ours: WinnerRecord | None) -> WinnerRecord:
-        """The winner of a contest, decided again if that is older than the decision for ours.
+    def _decided_last(self, job: _Job, winner: WinnerRecord | None) -> WinnerRecord | None:
+        """The winner, decided again where another study of the problem was decided since.
 
-        A contest that was held before has nothing new to measure, and the newest is handed out.
+        A search that has nothing new to measure keeps its decision, and the newest is handed out.
         """
-        if ours is None or best.decided_at > ours.decided_at:
-            return best
-        study_id = best.study.study_id
+        if winner is None or not job.is_measured:
+            return winner
+        newest = self._carried.last_decision(winner.study.key)
+        if newest is None or newest <= winner.decided_at:
+            return winner
+        study_id = winner.study.study_id
         tried = {trial.trial_id: trial.evaluation for trial in self._store.trials(study_id)}
-        return self._store.decide(study_id, [tried[trial_id] for trial_id in best.finals])
+        # Rows that cannot be read are left out; the winner's can.
+        finals = [tried[trial_id] for trial_id in winner.finals if trial_id in tried]
+        return self._store.decide(study_id, finals)
 
     def _standing(self, job: _Job, space: JointSpace) -> tuple[Config, ...]:
         """What serves now, if the search leaves its template out: one config at most."""
@@ -299,16 +304,16 @@ class _Run:
     ) -> tuple[WinnerRecord | None, list[TrialRecord]]:
         """The winner of one study and its trials, those of its parts included.
 
-        What is handed out now is measured however little time is left: the study, being the newest,
-        would be handed out without it.
+        The default and what is handed out now are measured however little time is left: the study,
+        being the newest, would be handed out without it.
         """
         entry, target = job.entry, job.target
         study = self._store.study(_study_key(job, space), seed=self._seed)
         if job.is_measured:
             earlier = self._carried.earlier(study.key, space)
             served = self._carried.served(study.key, space)
-            now = (served, *earlier[:1], *standing)
-            kept = tuple(c for c in now if c is not None and space.check(c) is None)
+            now = (space.default, *served, *earlier[:1], *standing)
+            kept = tuple(dict.fromkeys(c for c in now if space.check(c) is None))
             carried = tuple(dict.fromkeys((*kept, *earlier)))
         else:
             kept, carried = (), self._carried.of(study.key, space)
@@ -326,6 +331,7 @@ class _Run:
             listener=self._listener,
             gain=self._gain,
             carried=carried,
+            kept=kept,
         )
         self._listener.study_ended(winner)
         trials = list(self._store.trials(study.study_id))

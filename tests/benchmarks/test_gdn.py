@@ -167,8 +167,7 @@ def test_table_json_and_targets_of_a_run(bench, monkeypatch, capsys, tmp_path) -
     seen = {}
 
     def time_cell(problem, device, databases, baselines, *, is_verified, libraries, adjust_inputs):
-        assert adjust_inputs is None
-        seen[problem.op] = (set(baselines), set(libraries))
+        seen[problem.op] = (set(baselines), set(libraries), adjust_inputs)
         if problem.op == "gdn_decode":
             raise RuntimeError("no kernel image\nmore")
         us = {"tilescout": 50.0, "default": 60.0, "dispatch": 50.0, "fla": 100.0}
@@ -188,7 +187,8 @@ def test_table_json_and_targets_of_a_run(bench, monkeypatch, capsys, tmp_path) -
     monkeypatch.setattr(sys, "argv", ["gdn.py", *words])
     bench.main()
     printed = capsys.readouterr().out
-    assert seen["gdn_chunk_fwd"] == ({"fla"}, {"fla", "flash_qla", "flashinfer"})
+    assert seen["gdn_chunk_fwd"] == ({"fla"}, {"fla", "flash_qla", "flashinfer"}, None)
+    assert seen["gdn_decode"][-1] is None
     assert "PASS  ours against FLA" in printed
     assert "tilescout is missing: RuntimeError: no kernel image" in printed
     assert "flashinfer is missing: flashinfer-python is not installed" in printed
@@ -197,6 +197,29 @@ def test_table_json_and_targets_of_a_run(bench, monkeypatch, capsys, tmp_path) -
     assert [row["row"] for row in record["rows"]] == ["1x2048 16/48", "decode 1"]
     assert [row["states"] for row in record["rows"]] == ["KV", "VK pool"]
     assert record["targets"][0]["is_reached"] is True
+
+
+def test_decode_in_batch_order_is_judged_by_who_has_it_so(
+    bench, monkeypatch, capsys, tmp_path
+) -> None:
+    fake_libraries.install(monkeypatch)
+    seen = []
+
+    def time_cell(problem, device, databases, baselines, *, is_verified, libraries, adjust_inputs):
+        seen.append(adjust_inputs(cell_of(DECODE).inputs))
+        us = {"tilescout": 60.0, "dispatch": 60.0, "flashinfer": 57.0, "flashinfer_pool": 66.0}
+        return {"problem": problem.as_dict(), "us": us, "left_out": {}, "config": {}}
+
+    path = tmp_path / "gdn.json"
+    monkeypatch.setattr(bench, "time_cell", time_cell)
+    monkeypatch.setattr(bench, "require_gpu", lambda: gpu("h200"))
+    words = ["--decode", "64", "--batch-order", "--json", str(path)]
+    monkeypatch.setattr(sys, "argv", ["gdn.py", *words])
+    bench.main()
+    assert all(inputs.slots is None for inputs in seen[0])
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["states"] == "VK"
+    assert "FAIL  dispatch against the best library" in capsys.readouterr().out
 
 
 @pytest.mark.interpreter

@@ -223,3 +223,26 @@ def test_winners_that_stand_come_as_look_ups_take_them(toy, tmp_path):
             assert carried.standing(searched.key, space) == ()
         finally:
             carried.close()
+
+
+def test_what_a_look_up_gives_stands_too_where_it_is_of_another_template(toy, tmp_path):
+    """Predicted, of another problem, but never a default."""
+    problem, h200 = ToyProblem(64), catalog.gpu("h200")
+    searched = Searched(problem, h200)
+    config = list(joint_space(problem, h200))[3]
+    other = JointSpace((listed_space("tilelang", [Config.of("tilelang", {"block_n": 16})]),))
+
+    def standing(*others: Searched) -> tuple[Config, ...]:
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.db"
+        with Store.open(path) as store:
+            for one in others:
+                add_study(store, one, [timed(one, config, 9.0)], [config])
+            carried = CarriedWinners(store, path)
+            try:
+                return carried.standing(searched.key, other)
+            finally:
+                carried.close()
+
+    assert standing() == ()
+    assert standing(replace(searched, provenance=Provenance.PREDICTED)) == (config,)
+    assert standing(replace(searched, problem=ToyProblem(128))) == (config,)

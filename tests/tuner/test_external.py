@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+
 import pytest
 import rival_toy_op
 from tilescout.errors import UnsupportedError
@@ -17,6 +20,7 @@ from tilescout.tuner.records import Provenance, TrialStatus
 from tilescout.tuner.store import Store
 from tilescout.tuner.timed_launches import Copy, whole_launches
 from tilescout.tuner.tune import tune
+from winner_databases import MadeUpWinner, write_winners
 
 PROBLEM = rival_toy_op.RivalToyProblem(64)
 
@@ -165,7 +169,27 @@ def test_a_library_that_stands_is_not_displaced_by_a_search_without_time(
     assert dispatch.lookup(PROBLEM, gpu=h200, databases=[database]).template == "library"
 
 
-def test_a_contest_that_was_held_before_is_decided_again(workload, h200, tmp_path) -> None:
+def test_a_search_without_time_measures_what_serves_without_the_library(
+    workload, h200, tmp_path
+) -> None:
+    database = tmp_path / "r.db"
+    space = spaces.joint_space(PROBLEM, h200)
+    ours = next(c for c in space if c.template == "triton" and c != space.default)
+    library = Config.of("library", {})
+    predicted = MadeUpWinner(PROBLEM, h200, ours, provenance=Provenance.PREDICTED)
+    write_winners(database, [predicted, MadeUpWinner(PROBLEM, h200, library)])
+    tune(workload, mode="measure", trials=300, time_budget_s=0.05, db=database)
+    with Store.open(database) as store:
+        own, contest = store.studies(op="rival_toy")[2:]
+        tried = [{t.evaluation.config for t in store.trials(s.study_id)} for s in (own, contest)]
+    assert tried[0] == {space.default, ours}
+    assert library in tried[1]
+
+
+@pytest.mark.parametrize("templates", [None, ["library"]])
+def test_a_contest_that_was_held_before_is_decided_again(
+    workload, h200, tmp_path, templates
+) -> None:
     """Nothing of it is new, but ours was decided since, and the newest is handed out."""
     database = tmp_path / "r.db"
     limits = {"mode": "measure", "db": database, "trials": 3}
@@ -179,9 +203,33 @@ def test_a_contest_that_was_held_before_is_decided_again(workload, h200, tmp_pat
         ours = store.winners(op="rival_toy")[0]
         store.decide(ours.study.study_id, [ours.trial.evaluation])
     assert served() == "triton"
-    (row,) = tune(workload, **limits).rows
+    (row,) = tune(workload, templates=templates, **limits).rows
     assert row.config == Config.of("library", {})
     assert served() == "library"
+
+
+def test_a_contest_is_decided_again_without_a_final_that_cannot_be_read(workload, tmp_path) -> None:
+    database = tmp_path / "r.db"
+    limits = {"mode": "measure", "db": database, "trials": 2}
+    tune(workload, **limits)
+    with Store.open(database) as store:
+        ours, contest = store.winners(op="rival_toy")
+        tried = {t.trial_id: t.evaluation for t in store.trials(contest.study.study_id)}
+        first, second = contest.finals
+        store.decide(contest.study.study_id, [tried[second], tried[first]])
+        store.decide(ours.study.study_id, [ours.trial.evaluation])
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE trials SET status = 'unheard of' WHERE id = ?", (first,))
+    (row,) = tune(workload, time_budget_s=0.01, **limits).rows
+    assert row.config is not None
+
+
+def test_a_url_with_a_tilde_is_taken_as_it_is(workload, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "~").mkdir()
+    (row,) = tune(workload, mode="measure", trials=2, db="sqlite:///~/r.db").rows
+    assert row.config is not None
+    assert (tmp_path / "~" / "r.db").exists()
 
 
 def test_a_standing_winner_that_cannot_run_here_is_passed_over(

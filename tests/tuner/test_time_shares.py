@@ -49,6 +49,18 @@ def test_studies_that_end_late_leave_the_last_as_much_as_the_first() -> None:
     assert max(found[1:]) - min(found[1:]) < 0.5
 
 
+def test_one_study_that_ends_late_costs_the_others_nothing_for_long() -> None:
+    clock = Clock()
+    shares = TimeShares(100.0, clock=clock)
+    found = []
+    for index in range(10):
+        deadline = shares.next_deadline(10 - index)
+        found.append(deadline - clock.now)
+        clock.now = deadline + (0.0 if index else 8.0)
+    assert found[1] == pytest.approx(82.0 / 9 / 2)
+    assert found[3:] == pytest.approx([found[3]] * 7)
+
+
 def test_a_slow_start_leaves_everybody_half_a_share() -> None:
     found = search_times(60.0, 10, 1.0, start_s=20.0)
     assert found[1] == pytest.approx((60.0 - found[0] - 21.0) / 9 / 2)

@@ -9,6 +9,7 @@ from report_data import Searched, add_study, timed
 from tilescout.kernels.device import DeviceSpec
 from tilescout.search_spaces.registry import joint_space
 from tilescout.tuner import cli
+from tilescout.tuner.compile_pool import CompilePool
 from tilescout.tuner.measure import MeasureSettings
 from tilescout.tuner.records import Provenance, TrialStatus
 from tilescout.tuner.store import Store
@@ -86,3 +87,24 @@ def test_a_search_without_time_measures_what_is_handed_out(
         )
         tried = {t.evaluation.config: t.evaluation.status for t in store.trials(new.study_id)}
     assert tried == {space.default: TrialStatus.OK, config: TrialStatus.OK}
+
+
+def test_a_search_without_time_measures_a_slow_default(
+    workload: str, h200: DeviceSpec, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = joint_space(ToyProblem(64), h200)
+    config = next(c for c in space if c["block_n"] != space.default["block_n"])
+    monkeypatch.setenv(SLOW_BLOCK, str(space.default["block_n"]))
+    monkeypatch.setattr("tilescout.tuner.measuring_processes.measuring_compile_pool", two_compilers)
+    database = tmp_path / "r.db"
+    older = Searched(ToyProblem(128), h200)
+    with Store.open(database) as store:
+        add_study(store, older, [timed(older, config, 9.0)], [config])
+    (row, _) = tune(workload, mode="measure", trials=300, time_budget_s=0.05, db=database).rows
+    assert row.default_time_us is not None
+    assert row.num_trials == {"ok": 2}
+
+
+def two_compilers() -> CompilePool:
+    """However few cores there are."""
+    return CompilePool(2)

@@ -37,6 +37,7 @@ def run_study(
     listener: ProgressListener,
     gain: GainRule | None = None,
     carried: Sequence[Config] = (),
+    kept: Sequence[Config] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> WinnerRecord | None:
     """The winner of the study, or None where no config worked.
@@ -53,6 +54,7 @@ def run_study(
         listener: hears of every trial, stored ones first.
         gain: ends the search before ``num_trials`` where more is unlikely to help; None never does.
         carried: evaluated right after the default, be the study new or finished.
+        kept: those of them that are compared again in the end, however many were faster.
         clock: seconds, monotonic.
     """
     run = StudyRun(store, study, listener)
@@ -69,7 +71,7 @@ def run_study(
         gain=gain,
         clock=clock,
     )
-    return run.decide(evaluator, space.default, num_finalists)
+    return run.decide(evaluator, space.default, num_finalists, kept)
 
 
 def failure_summary(evaluations: Sequence[Evaluation]) -> str:

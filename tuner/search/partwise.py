@@ -54,6 +54,7 @@ def run_search(
     listener: ProgressListener,
     gain: GainRule | None = None,
     carried: Sequence[Config] = (),
+    kept: Sequence[Config] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> WinnerRecord | None:
     """The winner of the study, or None where no config worked.
@@ -75,6 +76,7 @@ def run_search(
                 listener=listener,
                 gain=gain,
                 carried=carried,
+                kept=kept,
                 clock=clock,
             )
     run = StudyRun(store, study, listener)
@@ -98,7 +100,7 @@ def run_search(
         )
         rivals = _rivals(space, context)
         _compete(rivals, context, deadline, [space.default, *carried])
-        return run.decide(evaluator, space.default, num_finalists)
+        return run.decide(evaluator, space.default, num_finalists, kept)
 
 
 def _beginning_with(space: JointSpace, near: Sequence[Config]) -> JointSpace:

@@ -162,14 +162,21 @@ class StudyRun:
                 self.keep(evaluation)
 
     def decide(
-        self, evaluator: Evaluator, default: Config, num_finalists: int
+        self,
+        evaluator: Evaluator,
+        default: Config,
+        num_finalists: int,
+        kept: Sequence[Config] = (),
     ) -> WinnerRecord | None:
-        """The winner: the stored one where no trial is new, else that of the finals."""
+        """The winner: the stored one where no trial is new, else that of the finals.
+
+        The default and ``kept`` are in the finals whatever their rank, if they worked.
+        """
         if not self.num_new:
             winner = self._stored_winner()
             if winner is not None:
                 return winner
-        finalists = self._finalists(default, num_finalists)
+        finalists = self._finalists((default, *kept), num_finalists)
         if not finalists:
             return None
         finals = evaluator.finals(finalists)
@@ -196,11 +203,10 @@ class StudyRun:
         )
         return [(time_us, config) for time_us, _, config in timed]
 
-    def _finalists(self, default: Config, num_finalists: int) -> list[Config]:
-        """The default first, because it is kept unless beaten, then the best in order."""
+    def _finalists(self, seeded: Sequence[Config], num_finalists: int) -> list[Config]:
+        """Those that are seeded first, because the first is kept unless beaten, then the best."""
         best = [config for _, config in self.ok_trials()]
-        chosen = best[:num_finalists]
-        return [default, *(c for c in chosen if c != default)] if default in best else chosen
+        return list(dict.fromkeys([*(c for c in seeded if c in best), *best[:num_finalists]]))
 
     def _stored_winner(self) -> WinnerRecord | None:
         key = self.study.key

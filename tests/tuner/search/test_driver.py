@@ -255,6 +255,22 @@ def test_prediction_for_another_sku_says_nothing(store, h200, toy, space, mine):
     assert foreign(space, store, mine) == [configs[1]]
 
 
+def test_what_is_kept_is_in_the_finals_however_many_were_faster(store, h200, toy) -> None:
+    space = joint_space(toy.ToyProblem(64), h200)
+    slow = max((c for c in space if c != space.default), key=toy.toy_time_us)
+    evaluator = FormulaEvaluator()
+    search_toy(
+        store,
+        h200,
+        evaluator=evaluator,
+        num_finalists=2,
+        carried=[slow],
+        kept=[space.default, slow],
+    )
+    assert evaluator.finalists[:2] == [space.default, slow]
+    assert len(evaluator.finalists) == 4
+
+
 def test_finalists_fill_what_winners_leave(store, h200, toy, space, mine):
     winner = search_toy(store, h200, size=128, num_trials=30, num_finalists=5)
     trials = {t.trial_id: t for t in store.trials(winner.study.study_id)}
