@@ -9,9 +9,9 @@ from __future__ import annotations
 from ..kernels.base import Config, ParameterValue
 from ..kernels.device import DeviceSpec
 from ..kernels.fp4_attention_bwd import Fp4AttentionBwdProblem
-from .constraints import fits_shared_memory
+from .constraints import Constraint, fits_shared_memory
 from .parameters import ActiveWhen, Parameter, categorical, ordered
-from .space import Constraint, SearchSpace
+from .space import SearchSpace
 
 __all__ = ["SPACES", "triton_space"]
 

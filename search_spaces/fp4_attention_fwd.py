@@ -11,11 +11,11 @@ from functools import partial
 from ..kernels.base import Config
 from ..kernels.device import DeviceSpec
 from ..kernels.fp4_attention import Fp4AttentionFwdProblem
-from .constraints import TILE_REGISTERS, fits_shared_memory
+from .constraints import TILE_REGISTERS, Constraint, fits_shared_memory
 from .fp4_attention_fwd_tilelang import tilelang_emulated_space
 from .fp4_attention_fwd_tilelang_native import tilelang_native_space
 from .parameters import Parameter, categorical, ordered
-from .space import Constraint, SearchSpace
+from .space import SearchSpace
 
 __all__ = ["SPACES", "emulated_space", "native_space"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from ..kernels.base import Config
 from ..kernels.device import DeviceSpec
 from ..kernels.fp4_attention import Fp4AttentionFwdProblem
-from .constraints import fits_shared_memory
+from .constraints import Constraint, fits_shared_memory
 from .parameters import categorical, ordered
-from .space import Constraint, SearchSpace
+from .space import SearchSpace
 
 __all__ = ["tilelang_emulated_space"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from ..kernels.base import Config
 from ..kernels.device import DeviceSpec
 from ..kernels.fp4_attention import Fp4AttentionFwdProblem
-from .constraints import TILE_REGISTERS, fits_shared_memory
+from .constraints import TILE_REGISTERS, Constraint, fits_shared_memory
 from .parameters import ordered
-from .space import Constraint, SearchSpace
+from .space import SearchSpace
 
 __all__ = ["tilelang_native_space"]
 

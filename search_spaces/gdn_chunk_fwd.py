@@ -9,11 +9,11 @@ from ..kernels.base import Config, ParameterValue
 from ..kernels.device import DeviceSpec
 from ..kernels.gdn_chunk_fwd import GdnChunkProblem
 from ..kernels.gdn_chunk_fwd.problem import DTYPE_BYTES
-from .constraints import TILE_REGISTERS, fits_shared_memory
+from .constraints import TILE_REGISTERS, Constraint, fits_shared_memory
 from .external import external_spaces
 from .gdn_chunk_fwd_tilelang import tilelang_space
 from .parameters import ActiveWhen, Parameter, categorical, filled, ordered
-from .space import Constraint, SearchSpace
+from .space import SearchSpace
 
 __all__ = ["SPACES", "triton_space"]
 

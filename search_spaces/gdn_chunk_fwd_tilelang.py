@@ -19,9 +19,9 @@ from ..kernels.gdn_chunk_fwd.tilelang_config import (
     PRODUCERS,
     group_registers,
 )
-from .constraints import fits_shared_memory
+from .constraints import Constraint, fits_shared_memory
 from .parameters import ActiveWhen, Parameter, categorical, ordered
-from .space import Constraint, SearchSpace
+from .space import SearchSpace
 
 __all__ = ["tilelang_space"]
 

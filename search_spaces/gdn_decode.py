@@ -5,12 +5,12 @@ from __future__ import annotations
 from ..kernels.base import Config
 from ..kernels.device import DeviceSpec
 from ..kernels.gdn_decode import GdnDecodeProblem
-from .constraints import TILE_REGISTERS
+from .constraints import TILE_REGISTERS, Constraint
 from .external import external_spaces
 from .gdn_decode_stream import stream_space
 from .gdn_decode_tilelang import tilelang_space
 from .parameters import categorical, ordered, powers_of_two
-from .space import Constraint, SearchSpace
+from .space import SearchSpace
 
 __all__ = ["SPACES", "triton_space"]
 

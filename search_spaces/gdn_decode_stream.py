@@ -5,9 +5,9 @@ from __future__ import annotations
 from ..kernels.base import Config, ParameterValue
 from ..kernels.device import DeviceSpec
 from ..kernels.gdn_decode import GdnDecodeProblem
-from .constraints import TILE_REGISTERS
+from .constraints import TILE_REGISTERS, Constraint
 from .parameters import ActiveWhen, categorical, ordered, powers_of_two
-from .space import Constraint, SearchSpace
+from .space import SearchSpace
 
 __all__ = ["stream_space"]
 

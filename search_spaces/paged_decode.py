@@ -11,13 +11,13 @@ from ..kernels.base import Config, ParameterValue
 from ..kernels.device import DeviceSpec
 from ..kernels.paged_decode import PagedDecodeProblem
 from ..kernels.paged_decode.problem import KV_DTYPE_BYTES
-from .constraints import TILE_REGISTERS, fits_shared_memory
+from .constraints import TILE_REGISTERS, Constraint, fits_shared_memory
 from .paged_decode_mla import mla_space
 from .paged_decode_nvfp4 import nvfp4_space
 from .paged_decode_splits import split_parameters, split_values, splits_have_work
 from .paged_decode_tilelang import tilelang_gather_space, tilelang_page_space
 from .parameters import categorical, ordered, powers_of_two
-from .space import Constraint, SearchSpace
+from .space import SearchSpace
 
 __all__ = ["SPACES", "triton_space"]
 

@@ -11,10 +11,10 @@ from functools import lru_cache, partial
 from ..kernels.base import Config, ParameterValue
 from ..kernels.device import DeviceSpec
 from ..kernels.paged_decode import PagedDecodeProblem
-from .constraints import TILE_REGISTERS, fits_shared_memory
+from .constraints import TILE_REGISTERS, Constraint, fits_shared_memory
 from .paged_decode_splits import split_parameters, split_values, splits_have_work
 from .parameters import categorical, ordered, powers_of_two
-from .space import Constraint, SearchSpace
+from .space import SearchSpace
 
 __all__ = ["nvfp4_space"]
 

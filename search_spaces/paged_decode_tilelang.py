@@ -14,9 +14,9 @@ from ..kernels.base import Config, ParameterValue
 from ..kernels.device import DeviceSpec
 from ..kernels.paged_decode import PagedDecodeProblem
 from ..kernels.paged_decode.problem import DTYPE_BYTES
-from .constraints import TILE_REGISTERS, fits_shared_memory
+from .constraints import TILE_REGISTERS, Constraint, fits_shared_memory
 from .parameters import ActiveWhen, Parameter, categorical, ordered, powers_of_two
-from .space import Constraint, SearchSpace
+from .space import SearchSpace
 
 __all__ = ["tilelang_gather_space", "tilelang_page_space"]
 

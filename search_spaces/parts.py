@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..kernels.base import Config, ParameterValue
+from .constraints import Constraint
 from .parameters import Parameter, filled
 from .remembered import Remembered
-from .space import Constraint, SearchSpace
+from .space import SearchSpace
 
 __all__ = [
     "Algorithm",

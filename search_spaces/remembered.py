@@ -7,15 +7,24 @@ the name it reads next, and at the end the answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 from ..kernels.base import Config, ParameterValue
-from .space import Constraint
+from .constraints import Constraint
 
-__all__ = ["Remembered"]
+__all__ = ["UNDECIDED", "Remembered"]
+
+
+class _Undecided(Enum):
+    UNDECIDED = "undecided"
+
+
+UNDECIDED = _Undecided.UNDECIDED
+"""Said of values that do not decide a constraint, or have not been asked about."""
 
 
 @dataclass
@@ -58,6 +67,19 @@ class Remembered:
                 return node.answer
             node = node.below.get(values.get(node.name))
         return self._learnt(config())
+
+    def known(
+        self, values: Mapping[str, ParameterValue], missing: Collection[str]
+    ) -> str | _Undecided | None:
+        """What is remembered of every config with these values, whatever the missing ones are."""
+        node = None if self._reads_all else self._first
+        while node is not None:
+            if node.name is None:
+                return node.answer
+            if node.name in missing:
+                return UNDECIDED
+            node = node.below.get(values.get(node.name))
+        return UNDECIDED
 
     def _learnt(self, config: Config) -> str | None:
         watched = _Watched(config)

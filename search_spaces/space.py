@@ -6,15 +6,18 @@ import hashlib
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from ..errors import UnknownNameError, UsageError
 from ..kernels.base import Config, ParameterValue, canonical_json
+from .constraints import Constraint
 from .parameters import Parameter, filled
+from .remembered import UNDECIDED, Remembered
 
-__all__ = ["MAX_ENUMERATED", "Constraint", "JointSpace", "SearchSpace"]
+__all__ = ["MAX_ENUMERATED", "JointSpace", "SearchSpace"]
 
 MAX_ENUMERATED = 200_000
 """Valid configs that a space holds as a list; above, it is sampled."""
@@ -28,12 +31,14 @@ _MAX_COMPLETIONS = 64
 """Ways to fill what a config of another problem lacks that are looked at."""
 
 
-@dataclass(frozen=True)
-class Constraint:
-    """A named predicate over a complete config; ``check`` returns the reason it fails, or None."""
+class _Column(NamedTuple):
+    """One parameter of a plain product."""
 
     name: str
-    check: Callable[[Config], str | None]
+    pairs: tuple[tuple[str, ParameterValue], ...]
+    """The name with each of its values."""
+    missing: frozenset[str]
+    """The parameters after it."""
 
 
 @dataclass(frozen=True)
@@ -146,9 +151,52 @@ class SearchSpace:
         return sum(math.prod(map(len, options)) for _, options in self._boxes())
 
     def _enumerate(self) -> Iterator[Config]:
-        """The valid configs, made one after the other."""
-        constraints = self.constraints
-        return (c for c in self._product() if all(k.check(c) is None for k in constraints))
+        """The valid configs, made one after the other, in the order of the product.
+
+        What constraints have said of other configs with the same few values ends a branch early,
+        or lets all of it pass without another question.
+        """
+        constraints = [Remembered.of(constraint) for constraint in self.constraints]
+        for names, options in self._boxes():
+            columns = [
+                _Column(
+                    name, tuple((name, value) for value in values), frozenset(names[place + 1 :])
+                )
+                for place, (name, values) in enumerate(zip(names, options, strict=True))
+            ]
+            yield from self._below(columns, (), {}, constraints)
+
+    def _below(
+        self,
+        columns: list[_Column],
+        begun: tuple[tuple[str, ParameterValue], ...],
+        values: dict[str, ParameterValue],
+        undecided: list[Remembered],
+    ) -> Iterator[Config]:
+        """The valid configs of a plain product that begin so; ``values`` are those of ``begun``."""
+        place = len(begun)
+        if not undecided:
+            for rest in itertools.product(*(column.pairs for column in columns[place:])):
+                yield Config(self.template, begun + rest)
+            return
+        if place == len(columns):
+            config = Config(self.template, begun)
+            if all(constraint.check(values, lambda: config) is None for constraint in undecided):
+                yield config
+            return
+        column = columns[place]
+        for pair in column.pairs:
+            values[column.name] = pair[1]
+            still = []
+            for constraint in undecided:
+                answer = constraint.known(values, column.missing)
+                if answer is UNDECIDED:
+                    still.append(constraint)
+                elif answer is not None:
+                    break
+            else:
+                yield from self._below(columns, (*begun, pair), values, still)
+        del values[column.name]
 
     @cached_property
     def _valid(self) -> tuple[Config, ...] | None:

@@ -6,9 +6,10 @@ import itertools
 
 import pytest
 from tilescout.kernels.base import Config
+from tilescout.search_spaces.constraints import Constraint
 from tilescout.search_spaces.covering import covering_sample, pairs_of
 from tilescout.search_spaces.parameters import ActiveWhen, Parameter, categorical, ordered
-from tilescout.search_spaces.space import Constraint, SearchSpace
+from tilescout.search_spaces.space import SearchSpace
 
 
 def small_space() -> SearchSpace:

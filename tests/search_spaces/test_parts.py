@@ -9,9 +9,10 @@ import pytest
 import toy_op
 from tilescout.kernels.base import Config
 from tilescout.kernels.device import DeviceSpec
+from tilescout.search_spaces.constraints import Constraint
 from tilescout.search_spaces.parameters import ActiveWhen, categorical, ordered
 from tilescout.search_spaces.parts import PartScope, algorithms, has_parts, part_space
-from tilescout.search_spaces.space import Constraint, SearchSpace
+from tilescout.search_spaces.space import SearchSpace
 
 
 @pytest.fixture

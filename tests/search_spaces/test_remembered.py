@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from tilescout.kernels.base import Config
+from tilescout.search_spaces.constraints import Constraint
 from tilescout.search_spaces.parts import PartScope, other_algorithms, part_space
 from tilescout.search_spaces.registry import joint_space
-from tilescout.search_spaces.remembered import Remembered
-from tilescout.search_spaces.space import Constraint
+from tilescout.search_spaces.remembered import UNDECIDED, Remembered
 from tilescout.tuner import catalog
 
 
@@ -48,6 +48,23 @@ def test_one_that_looks_at_all_values_is_asked_each_time() -> None:
     assert ask(known, a=1, b=2) is None
     assert ask(known, a=1) == "no"
     assert ask(known, a=1, b=3) is None
+
+
+def test_what_is_known_of_some_of_the_values() -> None:
+    check = Constraint("toy", lambda c: None if c["a"] == 1 or c.get("b") else "no")
+    known = Remembered.of(check)
+    assert known.known({"a": 1}, ["b"]) is UNDECIDED, "nobody has asked"
+    ask(known, a=1, b=5)
+    assert known.known({"a": 1}, ["b"]) is None, "b does not matter then"
+    assert known.known({"a": 2}, ["b"]) is UNDECIDED
+    ask(known, a=2, b=5)
+    ask(known, a=2)
+    assert known.known({"a": 2}, ["b"]) is UNDECIDED, "it depends on b"
+    assert known.known({"a": 2}, []) == "no"
+    assert known.known({"a": 2, "b": 5}, []) is None
+    whole = Remembered.of(Constraint("whole", lambda c: None if len(c.values) == 1 else "no"))
+    ask(whole, a=1)
+    assert whole.known({"a": 1}, []) is UNDECIDED
 
 
 def test_one_that_looks_at_nothing_is_asked_once() -> None:

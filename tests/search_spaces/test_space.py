@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tilescout.errors import UnknownNameError, UsageError
 from tilescout.kernels.base import Config
+from tilescout.search_spaces.constraints import Constraint
 from tilescout.search_spaces.parameters import ActiveWhen, Parameter, categorical, ordered
-from tilescout.search_spaces.space import Constraint, SearchSpace
+from tilescout.search_spaces.registry import joint_space
+from tilescout.search_spaces.space import SearchSpace
+from tilescout.tuner import catalog
 
 
 def small_space(limit: int = 5, *, reverse: bool = False) -> SearchSpace:
@@ -57,6 +61,29 @@ def test_enumeration_equals_brute_force(limit: int) -> None:
     space = small_space(limit)
     assert len(list(space)) == space.count() == len(brute_force(limit))
     assert set(space) == brute_force(limit)
+
+
+@pytest.mark.parametrize(
+    "workload", ["gdn_decode", "fp4_attention_emulated", "paged_decode_suites"]
+)
+def test_enumeration_is_the_product_less_what_is_refused_in_its_order(workload: str) -> None:
+    device = catalog.gpu("h200")
+    for space in joint_space(catalog.workload(workload).problems[0].problem, device).spaces:
+        if not isinstance(space, SearchSpace) or space.product_size() > 100_000:
+            continue
+        asked = (
+            config
+            for config in space._product()
+            if all(constraint.check(config) is None for constraint in space.constraints)
+        )
+        assert list(space) == list(asked)
+
+
+def test_a_constraint_that_looks_at_all_values_is_asked_of_whole_configs() -> None:
+    space = small_space(100)
+    whole = Constraint("whole", lambda c: "three" if len(c.values) == 3 else None)
+    odd = replace(space, constraints=(whole, *space.constraints))
+    assert list(odd) == [c for c in space if len(c.values) != 3]
 
 
 def test_every_enumerated_config_passes_check_and_refusals_add_up() -> None:

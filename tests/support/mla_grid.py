@@ -13,8 +13,9 @@ from tilescout.kernels.paged_decode import (
     PagedDecodeProblem,
 )
 from tilescout.kernels.paged_decode.reference import paged_inputs
+from tilescout.search_spaces.constraints import Constraint
 from tilescout.search_spaces.parameters import ActiveWhen, Parameter, categorical, ordered
-from tilescout.search_spaces.space import Constraint, SearchSpace
+from tilescout.search_spaces.space import SearchSpace
 
 Case = Mapping[str, ParameterValue]
 DIMS = {"576 of 512": (576, 512), "160 of 128": (160, 128), "80 of 64": (80, 64)}

@@ -18,10 +18,11 @@ from tilescout.kernels.paged_decode import (
 )
 from tilescout.kernels.paged_decode.reference import paged_inputs
 from tilescout.kernels.registry import template
+from tilescout.search_spaces.constraints import Constraint
 from tilescout.search_spaces.covering import CoveringSample, covering_sample
 from tilescout.search_spaces.paged_decode import triton_space
 from tilescout.search_spaces.parameters import Parameter, categorical, ordered
-from tilescout.search_spaces.space import Constraint, SearchSpace
+from tilescout.search_spaces.space import SearchSpace
 
 BATCH, MAX_TOKENS = 4, 1500
 LENGTHS = {

@@ -16,8 +16,9 @@ from typing import ClassVar
 
 import toy_op
 from tilescout.kernels.base import CompiledBinary, Config, LaunchEstimate, Part
+from tilescout.search_spaces.constraints import Constraint
 from tilescout.search_spaces.parameters import ActiveWhen, categorical, ordered
-from tilescout.search_spaces.space import Constraint, SearchSpace
+from tilescout.search_spaces.space import SearchSpace
 
 MODULE = "parts_toy_op"
 PARTS = ("scale", "shift", "store")

@@ -21,8 +21,9 @@ from tilescout.kernels.base import (
     Operation,
     Problem,
 )
+from tilescout.search_spaces.constraints import Constraint
 from tilescout.search_spaces.parameters import ActiveWhen, categorical, ordered, powers_of_two
-from tilescout.search_spaces.space import Constraint, SearchSpace
+from tilescout.search_spaces.space import SearchSpace
 
 MODULE = "toy_op"
 WORKLOAD = """

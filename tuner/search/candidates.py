@@ -1,7 +1,7 @@
 """The configs that a surrogate model scores, as rows of numbers.
 
-A space that is enumerated is encoded once. Where it is larger than what one fit may score, and
-where it is only sampled, the candidates are what is near the best and random configs.
+A space that one fit may score whole is encoded once. Where it is larger, and where it is only
+sampled, the candidates are what is near the best and random configs, encoded as they are drawn.
 """
 
 from __future__ import annotations
@@ -80,8 +80,9 @@ class Candidates:
         self._rng = rng
         self._encoder = Encoder(space)
         self._configs = tuple(space) if space.is_enumerated else ()
-        self._row_of = {config: row for row, config in enumerate(self._configs)}
-        self._matrix = self._encoder.rows(self._configs)
+        whole = self._configs if len(self._configs) <= MAX_SCORED else ()
+        self._row_of = {config: row for row, config in enumerate(whole)}
+        self._matrix = self._encoder.rows(whole)
 
     def rows(self, configs: Sequence[Config]) -> Matrix:
         """One row a config, in order."""
@@ -93,7 +94,7 @@ class Candidates:
         self, tried: Collection[Config], around: Sequence[Config]
     ) -> tuple[list[Config], Matrix]:
         """Configs that are not ``tried``: all, or what is near ``around`` and random ones."""
-        if self._configs and len(self._configs) <= MAX_SCORED:
+        if self._row_of:
             is_left = np.ones(len(self._configs), dtype=bool)
             is_left[[self._row_of[config] for config in tried if config in self._row_of]] = False
             return [self._configs[row] for row in np.flatnonzero(is_left)], self._matrix[is_left]

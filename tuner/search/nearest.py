@@ -8,6 +8,7 @@ always succeeds while one is left, and needs one vector operation over the enume
 from __future__ import annotations
 
 import random
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -106,9 +107,13 @@ class _Table:
         self._configs = tuple(space)
         self._parameters = space.parameters
         self._row_of = {config: row for row, config in enumerate(self._configs)}
-        self._codes = np.array([self._encode(c) for c in self._configs], dtype=np.int16)
         self._is_untried = np.ones(len(self._configs), dtype=bool)
         self._num_untried = len(self._configs)
+
+    @cached_property
+    def _codes(self) -> np.ndarray[tuple[int, ...], np.dtype[np.int16]]:
+        """A row a config; only for proposals that are not in the space or were tried."""
+        return np.array([self._encode(c) for c in self._configs], dtype=np.int16)
 
     def __len__(self) -> int:
         return self._num_untried

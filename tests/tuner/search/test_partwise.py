@@ -16,8 +16,9 @@ import pytest
 from formula_evaluator import RecordingListener, timing
 from parts_study import Evaluations, PartsEvaluator, search_parts
 from tilescout.kernels.base import Config
+from tilescout.search_spaces.constraints import Constraint
 from tilescout.search_spaces.registry import joint_space
-from tilescout.search_spaces.space import Constraint, JointSpace
+from tilescout.search_spaces.space import JointSpace
 from tilescout.tuner.records import TrialStatus
 from tilescout.tuner.search.driver import run_study
 from tilescout.tuner.search.partwise import expected_trials

@@ -10,8 +10,9 @@ from formula_evaluator import timing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tilescout.kernels.base import Config
+from tilescout.search_spaces.constraints import Constraint
 from tilescout.search_spaces.parameters import ActiveWhen, categorical, ordered
-from tilescout.search_spaces.space import Constraint, JointSpace, SearchSpace
+from tilescout.search_spaces.space import JointSpace, SearchSpace
 from tilescout.tuner.records import Evaluation, Provenance, TrialStatus
 from tilescout.tuner.search.nearest import UntriedConfigs
 from tilescout.tuner.search.samplers import make_sampler, sampler_names
