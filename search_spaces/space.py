@@ -22,7 +22,7 @@ __all__ = ["MAX_ENUMERATED", "JointSpace", "SearchSpace"]
 MAX_ENUMERATED = 200_000
 """Valid configs that a space holds as a list; above, it is sampled."""
 _MAX_PRODUCT = 1_000_000
-"""Configs before constraints that are looked through for the valid ones; about ten seconds."""
+"""Configs before constraints that are looked through for the valid ones; a few seconds."""
 _NUM_WEIGHTED = 20_000
 """Configs that stand for a product that is too large to look through."""
 _MAX_REJECTIONS = 2_000
