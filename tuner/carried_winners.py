@@ -1,10 +1,10 @@
 """Winners of other studies of the same problem, which a study tries first of all.
 
 A prediction tries those of other SKUs, so that a report can say what the winner of each costs on
-every other. A measurement tries what a look-up gave before it, be it predicted or of a neighbouring
-problem, and those of earlier searches on its own SKU, with other templates, other versions or less
-time: what it decides is the newest and is handed out, so it must not be worse than what was known
-for want of time.
+every other, and what was predicted before. A measurement tries what a look-up gave before it, be it
+predicted or of a neighbouring problem, and those of earlier searches on its own SKU, with other
+templates, other versions or less time: what either decides is the newest and is handed out, so it
+must not be worse than what was known for want of time.
 """
 
 from __future__ import annotations
@@ -65,13 +65,17 @@ class CarriedWinners:
         return tuple(dict.fromkeys(c for c in configs if space.check(c) is None))
 
     def served(self, key: StudyKey, space: JointSpace) -> tuple[Config, ...]:
-        """What look-ups among the templates of ``space`` gave when the run began.
+        """What a search of ``space`` takes the place of: what look-ups gave when the run began.
 
-        Of whichever tier, down to the default; only what is valid in ``space``.
+        Among the templates of ``space`` and valid there; for a measured search of whichever tier,
+        down to the default, for a prediction only what was predicted.
         """
         searched = {part.template for part in space.spaces}
         others = set(operation(key.problem.op).template_names) - searched
-        configs = (answer.config for answer in self._looked_up(key, frozenset(others)))
+        answers = self._looked_up(key, frozenset(others))
+        if key.provenance is Provenance.PREDICTED:
+            answers = [answer for answer in answers if answer.tier is Tier.PREDICTED]
+        configs = (answer.config for answer in answers)
         return tuple(dict.fromkeys(c for c in configs if space.check(c) is None))
 
     def _looked_up(self, key: StudyKey, without: frozenset[str]) -> list[LookupResult]:

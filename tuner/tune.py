@@ -304,19 +304,21 @@ class _Run:
     ) -> tuple[WinnerRecord | None, list[TrialRecord]]:
         """The winner of one study and its trials, those of its parts included.
 
-        The default and what is handed out now are measured however little time is left: the study,
+        The default and what is handed out now are evaluated however little time is left: the study,
         being the newest, would be handed out without it.
         """
         entry, target = job.entry, job.target
         study = self._store.study(_study_key(job, space), seed=self._seed)
+        served = self._carried.served(study.key, space)
         if job.is_measured:
-            earlier = self._carried.earlier(study.key, space)
-            served = self._carried.served(study.key, space)
-            now = (space.default, *served, *earlier[:1], *standing)
-            kept = tuple(dict.fromkeys(c for c in now if space.check(c) is None))
-            carried = tuple(dict.fromkeys((*kept, *earlier)))
+            others = self._carried.earlier(study.key, space)
+            now = (space.default, *served, *others[:1], *standing)
         else:
-            kept, carried = (), self._carried.of(study.key, space)
+            others = self._carried.of(study.key, space)
+            now = (space.default, *served)
+        kept = tuple(dict.fromkeys(c for c in now if space.check(c) is None))
+        # The search itself begins with the default.
+        carried = tuple(c for c in dict.fromkeys((*kept, *others)) if c != space.default)
         total = expected_trials(space, self._limits.num_trials)
         self._listener.study_started(entry.label, target.device.sku, entry.problem, total)
         winner = run_search(
@@ -354,7 +356,9 @@ class _Run:
             if self._compilers is None:
                 self._compilers = self._resources.enter_context(CompilePool())
             pool = self._compilers
-            return PredictEvaluator(problem, device, pool=pool, scope=scope, deadline=deadline)
+            return PredictEvaluator(
+                problem, device, pool=pool, scope=scope, deadline=deadline, kept=kept
+            )
         # Loads the parts that need a GPU only where one is used.
         from .evaluators.measure import MeasureEvaluator
 

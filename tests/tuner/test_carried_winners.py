@@ -41,7 +41,7 @@ class SkuEvaluator(FormulaEvaluator):
 def made(monkeypatch, tmp_path):
     evaluators = []
 
-    def make(problem, device, *, pool, scope=None, deadline=None):
+    def make(problem, device, *, pool, scope=None, deadline=None, kept=()):
         evaluators.append(SkuEvaluator(device.sku))
         return evaluators[-1]
 
@@ -246,3 +246,27 @@ def test_what_a_look_up_gives_stands_too_where_it_is_of_another_template(toy, tm
     assert standing() == ()
     assert standing(replace(searched, provenance=Provenance.PREDICTED)) == (config,)
     assert standing(replace(searched, problem=ToyProblem(128))) == (config,)
+
+
+def test_a_prediction_tries_what_was_predicted_before_and_no_measured_winner(toy, tmp_path):
+    problem, h200 = ToyProblem(64), catalog.gpu("h200")
+    space = joint_space(problem, h200)
+    first, second = list(space)[3:5]
+    own = Searched(problem, h200, Provenance.PREDICTED)
+    older = replace(own, toolchain=replace(own.toolchain, triton="3.6.0"))
+    measured = Searched(problem, h200)
+
+    def served(*others: tuple[Searched, Config]) -> tuple[Config, ...]:
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.db"
+        with Store.open(path) as store:
+            for one, config in others:
+                add_study(store, one, [timed(one, config, 9.0)], [config])
+            carried = CarriedWinners(store, path)
+            try:
+                return carried.served(own.key, space)
+            finally:
+                carried.close()
+
+    assert served() == ()
+    assert served((older, first)) == (first,)
+    assert served((older, first), (measured, second)) == ()

@@ -45,7 +45,7 @@ def quick(monkeypatch):
     """Evaluates by formula instead of compiling."""
     made = []
 
-    def make(problem, device, *, pool, scope=None, deadline=None):
+    def make(problem, device, *, pool, scope=None, deadline=None, kept=()):
         made.append(predicting())
         return made[-1]
 
@@ -135,7 +135,7 @@ def test_nothing_supported_is_an_error(toy, tmp_path):
 
 
 def test_study_without_winner_says_why(workload, monkeypatch, tmp_path, caplog):
-    def make(problem, device, *, pool, scope=None, deadline=None):
+    def make(problem, device, *, pool, scope=None, deadline=None, kept=()):
         return predicting(fate=lambda c: (TrialStatus.CRASHED, "the process died"))
 
     monkeypatch.setattr("tilescout.tuner.tune.PredictEvaluator", make)
@@ -176,7 +176,7 @@ def test_interrupt_is_raised_and_the_run_goes_on_later(workload, monkeypatch, tm
     database = tmp_path / "a.db"
     evaluators = [predicting(interrupt_after=3)]
 
-    def make(problem, device, *, pool, scope=None, deadline=None):
+    def make(problem, device, *, pool, scope=None, deadline=None, kept=()):
         return evaluators[-1]
 
     monkeypatch.setattr("tilescout.tuner.tune.PredictEvaluator", make)

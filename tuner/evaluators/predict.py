@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from typing import Self
 
@@ -38,14 +38,17 @@ class PredictEvaluator:
         pool: CompilePool | None = None,
         scope: PartScope | None = None,
         deadline: float | None = None,
+        kept: Collection[Config] = (),
     ) -> None:
         """``pool`` is shared with other evaluators and stays open; without one, makes its own.
 
         With ``scope``, configs are those of a part, and the time is that of its launches. What
-        still compiles at ``deadline``, in seconds of ``time.monotonic``, is taken back.
+        still compiles at ``deadline``, in seconds of ``time.monotonic``, is taken back, but not the
+        ``kept`` configs.
         """
         self._scope = scope
         self._deadline = deadline
+        self._kept = frozenset(kept)
         self._num_collected = 0
         self._has_prepared = False
         self._problem = problem
@@ -84,7 +87,7 @@ class PredictEvaluator:
         # However little time there is, something is predicted: one whole config.
         own = self._deadline if self._num_collected or self._scope else None
         limits = [limit for limit in (own, until) if limit is not None]
-        if not limits:
+        if not limits or self._in_flight[0][0] in self._kept:
             return self._collected(None)
         return self._collected(max(0.0, min(limits) - time.monotonic()))
 

@@ -47,14 +47,16 @@ def test_one_config_ends_however_late_and_the_rest_is_taken_back(
     assert time.monotonic() - started < 60.0, "nobody waited for a compiler's time limit"
 
 
-def test_what_is_kept_is_waited_for(toy: Any, h200: DeviceSpec) -> None:
+@pytest.mark.parametrize("kind", [MeasureEvaluator, PredictEvaluator])
+def test_what_is_kept_is_waited_for(kind: Any, toy: Any, h200: DeviceSpec) -> None:
     slow, other = config("compile_slowly"), config("compile_hang")
-    past = time.monotonic()
+    options: dict[str, Any] = {"deadline": time.monotonic(), "kept": [slow]}
+    if kind is MeasureEvaluator:
+        options["torch_device"] = "cpu"
+    name = "compilers" if kind is MeasureEvaluator else "pool"
     with (
         CompilePool(3) as pool,
-        MeasureEvaluator(
-            toy.ToyProblem(64), h200, compilers=pool, torch_device="cpu", deadline=past, kept=[slow]
-        ) as evaluator,
+        kind(toy.ToyProblem(64), h200, **{name: pool}, **options) as evaluator,
     ):
         evaluator.submit(config("ok"))
         assert evaluator.collect() is not None
