@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from formula_evaluator import FormulaEvaluator, timing
@@ -22,6 +25,9 @@ from toy_op import WORKLOAD, ToyProblem, toy_time_us
 SKUS = ("h200", "b200", "rtx5090")
 BEST_BLOCK = {"h200": 128, "b200": 16, "rtx5090": 64}
 SHIPPED = "tilescout.tuner.carried_winners.shipped_database_path"
+
+
+Ask = Callable[[CarriedWinners], tuple[Config, ...]]
 
 
 class SkuEvaluator(FormulaEvaluator):
@@ -225,6 +231,17 @@ def test_winners_that_stand_come_as_look_ups_take_them(toy, tmp_path):
             carried.close()
 
 
+def asked_of(
+    path: Path, studies: Sequence[tuple[Searched, Config]], ask: Ask
+) -> tuple[Config, ...]:
+    """What carried winners say where a database holds these studies and what each decided."""
+    with Store.open(path) as store:
+        for searched, config in studies:
+            add_study(store, searched, [timed(searched, config, 9.0)], [config])
+        with closing(CarriedWinners(store, path)) as carried:
+            return ask(carried)
+
+
 def test_what_a_look_up_gives_stands_too_where_it_is_of_another_template(toy, tmp_path):
     """Predicted, of another problem, but never a default."""
     problem, h200 = ToyProblem(64), catalog.gpu("h200")
@@ -232,20 +249,13 @@ def test_what_a_look_up_gives_stands_too_where_it_is_of_another_template(toy, tm
     config = list(joint_space(problem, h200))[3]
     other = JointSpace((listed_space("tilelang", [Config.of("tilelang", {"block_n": 16})]),))
 
-    def standing(*others: Searched) -> tuple[Config, ...]:
-        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.db"
-        with Store.open(path) as store:
-            for one in others:
-                add_study(store, one, [timed(one, config, 9.0)], [config])
-            carried = CarriedWinners(store, path)
-            try:
-                return carried.standing(searched.key, other)
-            finally:
-                carried.close()
+    def standing(name: str, *studies: Searched) -> tuple[Config, ...]:
+        decided = [(one, config) for one in studies]
+        return asked_of(tmp_path / name, decided, lambda c: c.standing(searched.key, other))
 
-    assert standing() == ()
-    assert standing(replace(searched, provenance=Provenance.PREDICTED)) == (config,)
-    assert standing(replace(searched, problem=ToyProblem(128))) == (config,)
+    assert standing("none.db") == ()
+    assert standing("a.db", replace(searched, provenance=Provenance.PREDICTED)) == (config,)
+    assert standing("b.db", replace(searched, problem=ToyProblem(128))) == (config,)
 
 
 def test_a_prediction_tries_what_was_predicted_before_and_no_measured_winner(toy, tmp_path):
@@ -253,20 +263,12 @@ def test_a_prediction_tries_what_was_predicted_before_and_no_measured_winner(toy
     space = joint_space(problem, h200)
     first, second = list(space)[3:5]
     own = Searched(problem, h200, Provenance.PREDICTED)
-    older = replace(own, toolchain=replace(own.toolchain, triton="3.6.0"))
-    measured = Searched(problem, h200)
+    predicted = (replace(own, toolchain=replace(own.toolchain, triton="3.6.0")), first)
+    measured = (Searched(problem, h200), second)
 
-    def served(*others: tuple[Searched, Config]) -> tuple[Config, ...]:
-        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.db"
-        with Store.open(path) as store:
-            for one, config in others:
-                add_study(store, one, [timed(one, config, 9.0)], [config])
-            carried = CarriedWinners(store, path)
-            try:
-                return carried.served(own.key, space)
-            finally:
-                carried.close()
+    def served(name: str, *studies: tuple[Searched, Config]) -> tuple[Config, ...]:
+        return asked_of(tmp_path / name, studies, lambda c: c.served(own.key, space))
 
-    assert served() == ()
-    assert served((older, first)) == (first,)
-    assert served((older, first), (measured, second)) == ()
+    assert served("none.db") == ()
+    assert served("a.db", predicted) == (first,)
+    assert served("b.db", predicted, measured) == ()

@@ -45,6 +45,12 @@ def workload(h200, tmp_path, monkeypatch) -> str:
     return str(path)
 
 
+def served(device, database) -> str:
+    """Template that a look-up hands out now."""
+    dispatch.refresh()
+    return dispatch.lookup(PROBLEM, gpu=device, databases=[database]).template
+
+
 def test_a_library_that_is_faster_wins_a_study_of_its_own(workload, h200, tmp_path) -> None:
     database = tmp_path / "r.db"
     (row,) = tune(workload, mode="measure", trials=3, db=database).rows
@@ -120,8 +126,7 @@ def test_a_search_of_one_template_does_not_displace_a_faster_winner(
     for name in order:
         (row,) = tune(workload, templates=[name], **limits).rows
     assert row.config == Config.of("library", {})
-    dispatch.refresh()
-    assert dispatch.lookup(PROBLEM, gpu=h200, databases=[database]).template == "library"
+    assert served(h200, database) == "library"
     with Store.open(database) as store:
         before = [study.num_trials for study in store.studies()]
     (again,) = tune(workload, templates=[order[-1]], **limits).rows
@@ -143,8 +148,7 @@ def test_the_winner_that_stands_is_measured_however_little_time_there_is(
         templates=["triton"],
         db=database,
     )
-    dispatch.refresh()
-    assert dispatch.lookup(PROBLEM, gpu=h200, databases=[database]).template == "library"
+    assert served(h200, database) == "library"
 
 
 def test_a_library_that_stands_is_not_displaced_by_a_search_without_time(
@@ -165,8 +169,7 @@ def test_a_library_that_stands_is_not_displaced_by_a_search_without_time(
         )
         store.decide(study.study_id, [other])
     tune(workload, trials=300, time_budget_s=0.05, **limits)
-    dispatch.refresh()
-    assert dispatch.lookup(PROBLEM, gpu=h200, databases=[database]).template == "library"
+    assert served(h200, database) == "library"
 
 
 def test_a_search_without_time_measures_what_serves_without_the_library(
@@ -195,17 +198,13 @@ def test_a_contest_that_was_held_before_is_decided_again(
     limits = {"mode": "measure", "db": database, "trials": 3}
     tune(workload, **limits)
 
-    def served() -> str:
-        dispatch.refresh()
-        return dispatch.lookup(PROBLEM, gpu=h200, databases=[database]).template
-
     with Store.open(database) as store:
         ours = store.winners(op="rival_toy")[0]
         store.decide(ours.study.study_id, [ours.trial.evaluation])
-    assert served() == "triton"
+    assert served(h200, database) == "triton"
     (row,) = tune(workload, templates=templates, **limits).rows
     assert row.config == Config.of("library", {})
-    assert served() == "library"
+    assert served(h200, database) == "library"
 
 
 def test_a_contest_is_decided_again_without_a_final_that_cannot_be_read(workload, tmp_path) -> None:
